@@ -39,7 +39,7 @@ CHART_SIZE: int = 768 # width and height, pixels
 CHART_AVERAGES: tuple[int, ...] = (20, 50, 200) # moving averages drawn, sessions
 BAR_COLUMNS: list[str] = ['open', 'high', 'low', 'close', 'volume']
 
-# %% ../nbs/03_charts.ipynb #552e762b
+# %% ../nbs/03_charts.ipynb #c3814655
 def dated(
     index: pd.Index, # dates, or text that holds dates
 ) -> pd.DatetimeIndex: # the same as dates
@@ -48,13 +48,14 @@ def dated(
         text = index.astype(str)
         parsed = pd.to_datetime(text, errors='coerce', format='%Y-%m-%d')
         if parsed.isna().any():
-            raise DataError(f'{text[parsed.isna()][0]!r} is not a date', remedy='index the bars by dates such as 2023-08-01')
+            raise DataError(f'{text[parsed.isna()][0]!r} is not a date', remedy='write dates as 2023-08-01')
         index = pd.DatetimeIndex(parsed)
+    if index.hasnans: raise DataError('a bar without a date is not a bar', remedy='drop it')
     if not (index.is_monotonic_increasing and index.is_unique):
         raise DataError('sessions of a chart have to increase', remedy='sort by date and keep one bar a session')
     return index
 
-# %% ../nbs/03_charts.ipynb #66fa86cc
+# %% ../nbs/03_charts.ipynb #89847ea4
 def chart_frame(
     bars: Sequence[Bar] | pd.DataFrame, # oldest first; a table has the columns of BAR_COLUMNS and dates as index
 ) -> pd.DataFrame: # columns BAR_COLUMNS as float64, dates as index; the last 259 at most
@@ -63,13 +64,12 @@ def chart_frame(
     if absent := [name for name in BAR_COLUMNS if name not in bars.columns]:
         raise StockerError(f"a chart needs the column {', '.join(absent)}: it has {', '.join(map(str, bars.columns))}")
     if not len(bars): raise StockerError('a chart needs at least one bar: none was handed in')
-    frame = bars[BAR_COLUMNS].set_axis(dated(bars.index)).tail(CHART_SESSIONS + max(CHART_AVERAGES) - 1)
-    try: frame = frame.astype(np.float64)
-    except (TypeError, ValueError) as error: raise StockerError(f'a column of the chart is not numeric: {error}') from None
-    bad = ~np.isfinite(frame.to_numpy())
-    if bad.any():
-        row, column = np.argwhere(bad)[0]
-        raise DataError(f'{BAR_COLUMNS[column]} is missing or not finite', date=frame.index[row], remedy='drop this session')
+    bars = bars.set_axis(dated(bars.index)).tail(CHART_SESSIONS + max(CHART_AVERAGES) - 1)
+    frame = pd.DataFrame({name: pd.to_numeric(bars[name], errors='coerce').astype(np.float64) for name in BAR_COLUMNS})
+    if len(bad := np.argwhere(~np.isfinite(frame.to_numpy()))):
+        row, column = bad[0]
+        raise DataError(f'{BAR_COLUMNS[column]} is missing or not a finite number', date=frame.index[row],
+                        remedy='drop or repair this session')
     return frame
 
 # %% ../nbs/03_charts.ipynb #5603750b
@@ -115,7 +115,7 @@ def panel(
     for axis in (axes.xaxis, axes.yaxis): axis.set_label_coords(0, 0) # unused, but else it is placed anew each time
     return axes
 
-# %% ../nbs/03_charts.ipynb #d020d06f
+# %% ../nbs/03_charts.ipynb #20f7bf6a
 @cache
 @own_settings()
 def empty_chart() -> 'Figure': # 768 x 768 pixels; panels for price and volume
@@ -128,6 +128,7 @@ def empty_chart() -> 'Figure': # 768 x 768 pixels; panels for price and volume
     FigureCanvasAgg(figure)
     price, volume = panel(figure, 0.315, 0.575), panel(figure, 0.055, 0.205)
     price.tick_params(labelbottom=False)
+    volume.tick_params(axis='x', pad=7)
     for left, look in zip((0.2, 0.45, 0.7), LINE_LOOKS.values()):
         price.plot([], [], linewidth=1.8, **look)
         figure.add_artist(Line2D([left, left + 0.05], [0.912, 0.912], linewidth=1.8, **look))
@@ -136,7 +137,7 @@ def empty_chart() -> 'Figure': # 768 x 768 pixels; panels for price and volume
     figure.text(0.025, 0.955, '', fontsize=15, parse_math=False)
     figure.text(0.025, 0.905, 'Price, USD', fontsize=11)
     figure.text(0.025, 0.27, '', fontsize=11)
-    figure.text(0.905, 0.27, 'up blue, down orange', fontsize=11, ha='right')
+    figure.text(0.905, 0.27, 'blue up, orange down', fontsize=11, ha='right')
     return figure
 
 # %% ../nbs/03_charts.ipynb #7a10a2d4
@@ -150,13 +151,13 @@ def price_limits(
     near = averages[(averages > low - height/3) & (averages < high + height/3)]
     return min([low, *near]) - 0.04*height, max([high, *near]) + 0.04*height
 
-# %% ../nbs/03_charts.ipynb #cfa44f21
+# %% ../nbs/03_charts.ipynb #d37acc72
 def volume_unit(
     largest: float, # shares in the busiest session shown
-) -> tuple[float, str]: # what to divide by, and its name
+) -> tuple[float, str]: # what to divide by, and the caption of the panel
     "The unit in which volume is told: billions, millions, thousands or single shares."
-    units = ((1e9, 'billion shares'), (1e6, 'million shares'), (1e3, 'thousand shares'))
-    return next((unit for unit in units if largest >= unit[0]), (1, 'shares'))
+    units = ((1e9, 'Volume, billions'), (1e6, 'Volume, millions'), (1e3, 'Volume, thousands'))
+    return next((unit for unit in units if largest >= unit[0]), (1.0, 'Volume'))
 
 # %% ../nbs/03_charts.ipynb #b119b945
 def session_ticks(
@@ -165,7 +166,7 @@ def session_ticks(
     "Every fifteenth session, counted back from the last."
     return list(range(sessions - 1, -1, -15))[::-1]
 
-# %% ../nbs/03_charts.ipynb #ddee8f71
+# %% ../nbs/03_charts.ipynb #2182cc97
 def draw_prices(
     axes: 'Axes', # the upper panel
     frame: pd.DataFrame, # all bars handed in
@@ -179,28 +180,27 @@ def draw_prices(
     averages = np.array([window_mean_and_deviation(closes, n)[0][-len(window):] for n in CHART_AVERAGES])
     for sessions, line, name, average in zip(CHART_AVERAGES, axes.lines, axes.figure.texts, averages):
         line.set_data(np.arange(len(window)), average)
-        name.set_text(f'SMA-{sessions} {shown(average[-1])}')
+        name.set_text(f'SMA-{sessions} {shown(average[-1], 2 if closes[-1] < 10_000 else 0)}')
     axes.set_ylim(price_limits(window, averages))
 
-# %% ../nbs/03_charts.ipynb #6aaf5b11
+# %% ../nbs/03_charts.ipynb #3a40ac72
 def draw_volume(
     axes: 'Axes', # the lower panel
     window: pd.DataFrame, # the bars shown
-) -> str: # the unit of the axis
+) -> str: # the caption that names the unit
     "Volume bars in the colours of the candles above them."
-    unit, name = volume_unit(window['volume'].max())
+    unit, caption = volume_unit(window['volume'].max())
     heights = (window['volume'] / unit).to_numpy()
     left = np.arange(len(window)) - 0.35
     corners = [(left, 0*heights), (left, heights), (left + 0.7, heights), (left + 0.7, 0*heights)]
     axes.collections[0].set_verts(np.moveaxis(np.array(corners), 2, 0))
     axes.collections[0].set_facecolor(np.where(window['close'] > window['open'], UP_PALE, DOWN_PALE))
     axes.set_ylim(0, 1.05 * heights.max() or 1)
-    return name
+    return caption
 
-# %% ../nbs/03_charts.ipynb #505fceb2
-@own_settings()
+# %% ../nbs/03_charts.ipynb #8e6dce3f
 def draw_chart(
-    figure: 'Figure', # from empty_chart
+    figure: 'Figure', # from empty_chart, used under own_settings
     frame: pd.DataFrame, # from chart_frame
     title: str, # one line over the chart
 ) -> None: # the figure is ready to be rendered
@@ -209,22 +209,21 @@ def draw_chart(
     window = frame.tail(CHART_SESSIONS)
     ticks = session_ticks(len(window))
     draw_prices(price, frame)
-    unit = draw_volume(volume, window)
+    caption = draw_volume(volume, window)
     price.set_xticks(ticks)
     volume.set_xticks(ticks, [str(window.index[i])[:10] for i in ticks])
     for axes in (price, volume): axes.set_xlim(len(window) - CHART_SESSIONS - 1, len(window))
     figure.texts[3].set_text(title)
-    figure.texts[5].set_text(f'Volume, {unit}')
+    figure.texts[5].set_text(caption)
 
 # %% ../nbs/03_charts.ipynb #0103aca4
 drawing = threading.RLock() # held while the figure of this process is in use
 if hasattr(os, 'register_at_fork'): # a process that is forked off must not inherit a half-drawn figure
     os.register_at_fork(before=drawing.acquire, after_in_parent=drawing.release, after_in_child=drawing.release)
 
-# %% ../nbs/03_charts.ipynb #4e4389d3
-@own_settings()
+# %% ../nbs/03_charts.ipynb #1a422dc7
 def rendered_png(
-    figure: 'Figure', # ready to be rendered
+    figure: 'Figure', # ready to be rendered, used under own_settings
 ) -> bytes: # a PNG with a palette of at most 64 colours and no metadata
     "The figure as a PNG."
     from PIL import Image
@@ -232,17 +231,18 @@ def rendered_png(
     pixels = figure.canvas.buffer_rgba()
     picture = Image.frombuffer('RGBA', (CHART_SIZE, CHART_SIZE), pixels, 'raw', 'RGBA', 0, 1).convert('RGB')
     file = BytesIO()
-    picture.quantize(64, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(file, 'PNG')
+    few_colours = picture.quantize(64, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few_colours.save(file, 'PNG', compress_level=3)
     return file.getvalue()
 
-# %% ../nbs/03_charts.ipynb #d95acc21
+# %% ../nbs/03_charts.ipynb #019be06d
 def chart_png(
     bars: Sequence[Bar] | pd.DataFrame, # oldest first, in USD; the last CHART_SESSIONS are shown
     title: str = '', # e.g. 'AAPL, 2023-08-02'
 ) -> bytes: # a PNG of 768 x 768 pixels, the same bytes for the same bars and title
     "A candlestick chart with volume and the 20, 50 and 200-day averages of all bars handed in."
     frame = chart_frame(bars)
-    with drawing:
+    with drawing, own_settings():
         draw_chart(empty_chart(), frame, title)
         return rendered_png(empty_chart())
 

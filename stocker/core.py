@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# %% ../nbs/00_core.ipynb #31bbdf7f
+# %% ../nbs/00_core.ipynb #14859279
 class StockerError(ValueError):
     "A fault in what was asked for or handed in, told in one line: cause, place and remedy."
 
-
+# %% ../nbs/00_core.ipynb #e443e8e4
 class DataError(StockerError):
     "A fault in data: names the file, ticker and date it was found at, and a remedy."
 
@@ -47,7 +47,7 @@ class DataError(StockerError):
         where = f"{', '.join(place)}: " if place else ''
         super().__init__(f"{where}{problem}{f'; {remedy}' if remedy else ''}")
 
-# %% ../nbs/00_core.ipynb #35480fa9
+# %% ../nbs/00_core.ipynb #7e4d3995
 class Side(str, Enum):
     "What an order does with shares. The position in the class is its code in arrays: hold 0, buy 1, sell 2."
 
@@ -64,24 +64,24 @@ class Side(str, Enum):
 SIDE_CODES: dict[str, int] = {side.value: i for i, side in enumerate(Side)}
 SIDES: tuple[Side, ...] = tuple(Side)
 
-
+# %% ../nbs/00_core.ipynb #5052f168
 class Frozen(BaseModel):
     "A value from outside: checked once when it is made, never changed afterwards."
 
     model_config = ConfigDict(frozen=True, extra='forbid', allow_inf_nan=False)
 
-
+# %% ../nbs/00_core.ipynb #c506c807
 class TradeAction(Frozen):
     "An order: what to do, and with how many shares."
 
     side: Side # buy, sell or hold
     quantity: int = Field(0, strict=True) # whole shares; clamped to what cash or position allows
 
-# %% ../nbs/00_core.ipynb #d0248053
+# %% ../nbs/00_core.ipynb #f89aa8fe
 ROLES: tuple[str, ...] = (
     'chart_pattern', 'seasonal_trend', 'indicator', 'news', 'forum_sentiment', 'peer_commodity', 'geopolitics')
 
-
+# %% ../nbs/00_core.ipynb #f1e47370
 class Vote(Frozen):
     "One specialist's opinion of one day."
 
@@ -89,7 +89,7 @@ class Vote(Frozen):
     confidence: float = Field(ge=0, le=1, strict=True) # 0 a guess, 1 certain
     rationale: str # the reason, in words
 
-
+# %% ../nbs/00_core.ipynb #5141a56d
 class Abstention(Frozen):
     "A specialist that has nothing to say, and why. It counts as no vote."
 
@@ -103,14 +103,14 @@ class CouncilDecision(Frozen):
     action: TradeAction # the moderator's order
     rationale: str # the moderator's reason, in words
 
-# %% ../nbs/00_core.ipynb #a6db7e0b
+# %% ../nbs/00_core.ipynb #86fe87c1
 class Timing(str, Enum):
     "When a decision is taken and at which price its order is filled."
 
     CLOSE = 'close'
     NEXT_OPEN = 'next_open'
 
-
+# %% ../nbs/00_core.ipynb #26120235
 def as_timing(
     timing: str | Timing, # 'close' or 'next_open'
 ) -> Timing: # the same, as a member of the enumeration
@@ -118,7 +118,7 @@ def as_timing(
     try: return Timing(timing)
     except ValueError: raise StockerError(f"unknown timing {timing!r}: choose 'close' or 'next_open'") from None
 
-# %% ../nbs/00_core.ipynb #2cf6c187
+# %% ../nbs/00_core.ipynb #a88eb782
 class Bar(NamedTuple):
     "One session of one share, in USD, adjusted for splits."
 
@@ -129,7 +129,7 @@ class Bar(NamedTuple):
     close: float # USD
     volume: float # shares
 
-
+# %% ../nbs/00_core.ipynb #3a038bd4
 class Headline(NamedTuple):
     "One dated company fact, in the project's own words."
 
@@ -139,7 +139,7 @@ class Headline(NamedTuple):
     tone: str # positive, neutral or negative, from the fact alone
     origin: str # where the fact is on record
 
-
+# %% ../nbs/00_core.ipynb #87aae77d
 class ForumPost(NamedTuple):
     "One forum post: composed for this project, or imported by the user."
 
@@ -150,7 +150,7 @@ class ForumPost(NamedTuple):
     text: str # body; may be empty
     origin: str # 'composed' or 'imported'
 
-
+# %% ../nbs/00_core.ipynb #8adddf2c
 class MacroEvent(NamedTuple):
     "One dated fact about the economy or the world."
 
@@ -161,7 +161,7 @@ class MacroEvent(NamedTuple):
     stance: str # hawkish, dovish, negative, positive or neutral, from the fact alone
     origin: str # who released it
 
-# %% ../nbs/00_core.ipynb #8e49ca43
+# %% ../nbs/00_core.ipynb #0252c0bf
 class PeerMove(NamedTuple):
     "How another listed thing moved lately, up to its last bar that was known."
 
@@ -172,7 +172,7 @@ class PeerMove(NamedTuple):
     return_5: float | None # over 5 sessions, as a fraction
     return_20: float | None # over 20 sessions, as a fraction
 
-
+# %% ../nbs/00_core.ipynb #12795b2f
 class Season(NamedTuple):
     "What the same four weeks of the calendar brought in earlier years, and the slower trend."
 
@@ -184,7 +184,7 @@ class Season(NamedTuple):
     high_252: float # highest high of the last 252 sessions, USD
     low_252: float # lowest low of the last 252 sessions, USD
 
-
+# %% ../nbs/00_core.ipynb #048b6a87
 class Fundamentals(NamedTuple):
     "Earnings as they were on record at the time of decision."
 
@@ -234,7 +234,7 @@ class Portfolio:
         "Cash plus shares at the last close known, USD."
         return self.cash + self.shares * self.price
 
-# %% ../nbs/00_core.ipynb #92bfd1f3
+# %% ../nbs/00_core.ipynb #918df386
 def plain(
     value: Any, # dataclass, pydantic model, NumPy scalar, mapping, sequence or plain value
 ) -> Any: # dicts, lists, strings, finite numbers and None only
@@ -251,18 +251,18 @@ def plain(
     if hasattr(value, 'tolist'): return plain(value.tolist())
     raise TypeError(f'{type(value).__name__} cannot be written as JSON')
 
-
+# %% ../nbs/00_core.ipynb #9af34c36
 def canonical_json(
     value: Any, # anything that `plain` accepts
 ) -> str: # one line, keys sorted, no spaces
     "The one way a value is written down, the same on every machine."
     return json.dumps(plain(value), sort_keys=True, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
 
-
+# %% ../nbs/00_core.ipynb #1c1a3301
 def digest(
     value: Any, # anything that `plain` accepts
 ) -> str: # 64 hexadecimal digits
-    "SHA-256 of the canonical JSON: equal values have equal digests."
+    "SHA-256 of the canonical JSON: what is written alike has the same digest."
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 # %% ../nbs/00_core.ipynb #dae62331
@@ -282,22 +282,24 @@ def write_atomically(
     finally:
         Path(name).unlink(missing_ok=True)
 
-# %% ../nbs/00_core.ipynb #3ba9e5d0
+# %% ../nbs/00_core.ipynb #145bb350
 def data_path(
     *parts: str, # path below the data set, e.g. 'charts', 'AAPL_2023-08-01.png'
 ) -> Path: # absolute path; it may not exist
     "A place in the data set: `STOCKER_DATA` if set, else the one installed with the package, else the checkout's."
     package = Path(__file__).resolve().parent
     installed, checkout = package/'_data', package.parent/'data'
-    root = Path(os.environ['STOCKER_DATA']) if os.environ.get('STOCKER_DATA') else installed if installed.is_dir() else checkout
+    own = os.environ.get('STOCKER_DATA')
+    root = Path(own) if own else installed if installed.is_dir() else checkout
     return root.joinpath(*parts)
 
-
+# %% ../nbs/00_core.ipynb #82304a7e
 def file_stem(
     ticker: str, # symbol as Yahoo writes it, e.g. 'GC=F' or 'BRK-B'
 ) -> str: # the same as it stands in file names, e.g. 'GC_F'
     "A ticker as part of a file name; anything that could leave its folder is a `StockerError`."
-    if not ticker or not ticker.isascii() or not all(c.isalnum() or c in '=^-.' for c in ticker) or not any(map(str.isalnum, ticker)):
+    allowed = ticker and ticker.isascii() and all(c.isalnum() or c in '=^-.' for c in ticker)
+    if not allowed or not any(map(str.isalnum, ticker)):
         raise StockerError(f'{ticker!r} is not a ticker: use letters, digits and the signs = ^ - .')
     return ticker.replace('=', '_')
 

@@ -146,12 +146,12 @@ def indicator_table(
                average_true_range(prices['high'], prices['low'], close)]
     return pd.concat(columns, axis=1)[list(INDICATORS)]
 
-# %% ../nbs/02_indicators.ipynb #714bcf04
+# %% ../nbs/02_indicators.ipynb #66759d61
 def shown(
     value: float | None, # a number, or None or NaN where it is missing
     decimals: int = 2, # digits after the point
 ) -> str: # e.g. '35.00', or 'n/a'
-    "A number as prompts show it; a missing one is 'n/a', what rounds to zero has no minus sign, infinity is an error."
+    "A number as prompts show it: 'n/a' where missing, no minus sign on a zero; infinity is an error."
     if value is None or pd.isna(value): return 'n/a'
     if np.isinf(value): raise StockerError('an infinite number has no place in a prompt')
     text = f'{value:.{decimals}f}'

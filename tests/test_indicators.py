@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stocker.core import DataError, StockerError
-from stocker.indicators import (INDICATORS, average_true_range, bollinger_bands, gapless, indicator_table, macd, rsi, shown,
-                                simple_moving_average, window_mean_and_deviation)
+from stocker.indicators import (INDICATORS, average_true_range, bollinger_bands, gapless, indicator_table, macd, rsi,
+                                shown, simple_moving_average, window_mean_and_deviation)
 
-RSI_PRICES = [29.685, 29.685, 29.685, 29.695, 29.715, 29.715, 29.735, 29.735, 29.725, 29.715, 29.705, 29.715, 29.675, 29.615]
+RSI_PRICES = [29.685, 29.685, 29.685, 29.695, 29.715, 29.715, 29.735, 29.735, 29.725, 29.715, 29.705, 29.715, 29.675,
+              29.615]
 NO_LOSS = [294435.0] * 3 + [294500] * 3 + [294520] + [294539] * 2 + [294600] * 5 + [294700]
 TURN = [*range(10, 41), 38, 36, 37, 35, 34]
 
@@ -104,8 +105,8 @@ def test_a_short_history_is_missing_throughout(sessions):
 
 def test_warm_up_is_missing_never_zero_and_a_value_does_not_vanish_again():
     table = indicator_table(walk(300))
-    warm_up = dict(rsi_14=14, macd=33, macd_signal=33, macd_histogram=33, sma_20=19, sma_50=49, sma_200=199, bollinger_upper=19,
-                   bollinger_middle=19, bollinger_lower=19, bollinger_position=19, atr_14=14)
+    warm_up = dict(rsi_14=14, macd=33, macd_signal=33, macd_histogram=33, sma_20=19, sma_50=49, sma_200=199,
+                   bollinger_upper=19, bollinger_middle=19, bollinger_lower=19, bollinger_position=19, atr_14=14)
     for name, sessions in warm_up.items():
         assert table[name][:sessions].isna().all() and table[name][sessions:].notna().all(), name
 
@@ -131,7 +132,8 @@ def test_a_gap_is_refused_with_its_date(column, wrong):
 def test_sessions_have_to_increase():
     prices = walk(40)
     for wrong in (prices[::-1], pd.concat([prices, prices[-1:]]), pd.concat([prices[20:], prices[:20]])):
-        with pytest.raises(DataError, match=r'^\d{4}-\d\d-\d\d: close: sessions do not increase'): indicator_table(wrong)
+        with pytest.raises(DataError, match=r'^\d{4}-\d\d-\d\d: close: sessions do not increase'):
+            indicator_table(wrong)
 
 
 def test_absent_columns_are_named():
@@ -203,7 +205,8 @@ def test_everything_stays_in_its_bounds(prices):
     assert not np.isinf(table.to_numpy()).any()
     assert table.rsi_14.dropna().between(0, 100).all() and (table.atr_14.dropna() >= 0).all()
     formed = table[19:]
-    assert (formed.bollinger_lower <= formed.bollinger_middle).all() and (formed.bollinger_middle <= formed.bollinger_upper).all()
+    assert (formed.bollinger_lower <= formed.bollinger_middle).all()
+    assert (formed.bollinger_middle <= formed.bollinger_upper).all()
     assert (formed.sma_20 == formed.bollinger_middle).all()
 
 
