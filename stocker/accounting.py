@@ -6,13 +6,11 @@
 __all__ = ['ALL_SHARES', 'ROUNDING', 'affordable_quantity', 'fill_order', 'requested_batch', 'fill_batch', 'Simulation',
            'simulate', 'max_drawdown', 'greedy_orders', 'share_limit', 'running_best', 'best_moves', 'optimal_orders']
 
-# %% ../nbs/05_accounting.ipynb #e8d8e1b0
+# %% ../nbs/05_accounting.ipynb #923a33a0
 import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from .core import Side
 
 # %% ../nbs/05_accounting.ipynb #03eea33b
 def affordable_quantity(
@@ -23,7 +21,7 @@ def affordable_quantity(
     nearest = float(round(cash / unit_cost))
     return nearest - 1.0 if nearest * unit_cost > cash else nearest
 
-# %% ../nbs/05_accounting.ipynb #a9ecb76a
+# %% ../nbs/05_accounting.ipynb #8d1a6151
 def fill_order(
     cash: float, # USD before
     shares: float, # whole shares before
@@ -35,23 +33,24 @@ def fill_order(
     "Fill an order as far as cash and position allow; shares traded are above zero for a buy, below for a sale."
     if side == 1 and quantity >= 1:
         unit = price + price * transaction_cost
-        traded = min(float(quantity), affordable_quantity(cash, unit))
+        traded = float(min(quantity, affordable_quantity(cash, unit)))
     elif side == 2 and quantity >= 1:
         unit = price - price * transaction_cost
-        traded = max(-float(quantity), -shares)
+        traded = 0.0 - min(quantity, shares)
     else: return cash, shares, 0.0, side != 0
     return cash - traded * unit, shares + traded, traded, traded == 0.0
 
-# %% ../nbs/05_accounting.ipynb #7b974661
+# %% ../nbs/05_accounting.ipynb #b24a328f
 def requested_batch(
     sides: np.ndarray, # (...) integers: hold 0, buy 1, sell 2
     quantities: np.ndarray, # (...) integers: whole shares
 ) -> np.ndarray: # (...) float64, above zero to buy, below zero to sell
     "Orders as signed numbers of shares, for whole arrays."
-    sign = (sides & 1) - (sides >> 1)
+    codes = sides.astype(np.int8, copy=False)  # unsigned codes cannot be subtracted
+    sign = (codes & 1) - (codes >> 1)
     return (np.maximum(quantities, 0) * sign).astype(np.float64)
 
-
+# %% ../nbs/05_accounting.ipynb #ff1c7904
 def fill_batch(
     cash: np.ndarray, # (runs,) USD before
     shares: np.ndarray, # (runs,) whole shares before
@@ -63,10 +62,10 @@ def fill_batch(
     fee = price * transaction_cost
     most = np.rint(cash / (price + fee))
     most -= most * (price + fee) > cash
-    traded = np.minimum(np.maximum(wanted, -shares), most)
+    traded = np.minimum(np.maximum(wanted, 0.0 - shares), most)
     return cash - traded * (price + np.copysign(fee, traded)), shares + traded, traded
 
-# %% ../nbs/05_accounting.ipynb #be088dfb
+# %% ../nbs/05_accounting.ipynb #2ac1806f
 @dataclass(frozen=True, eq=False)
 class Simulation:
     "Batches of runs, one row a decision, one column a run."
@@ -76,7 +75,7 @@ class Simulation:
     traded: np.ndarray # (steps, runs) shares bought (above zero) or sold (below zero)
     value: np.ndarray # (steps, runs) cash plus shares at the mark, USD
 
-
+# %% ../nbs/05_accounting.ipynb #e5ae2ebe
 def simulate(
     fills: np.ndarray, # (steps,) price at which each decision's order is filled, USD
     marks: np.ndarray, # (steps,) price at which the portfolio is valued afterwards, USD
@@ -115,7 +114,7 @@ def greedy_orders(
     long_before = np.insert(rising[:-1], 0, False)
     return np.where(rising & ~long_before, ALL_SHARES, np.where(long_before & ~rising, -ALL_SHARES, 0.0))
 
-# %% ../nbs/05_accounting.ipynb #85d7b5f6
+# %% ../nbs/05_accounting.ipynb #f893b4fc
 def share_limit(
     fills: np.ndarray, # (steps,) USD
     starting_cash: float, # USD
@@ -129,7 +128,7 @@ def share_limit(
         most = max(most, shares)
     return math.floor(most) + 1
 
-
+# %% ../nbs/05_accounting.ipynb #ce6ec55d
 def running_best(
     worth: np.ndarray, # (n,) a value for each place
 ) -> tuple[np.ndarray, np.ndarray]: # best value up to each place, and the place it comes from
@@ -137,7 +136,7 @@ def running_best(
     best = np.maximum.accumulate(worth)
     return best, np.maximum.accumulate(np.where(worth == best, np.arange(len(worth)), 0))
 
-# %% ../nbs/05_accounting.ipynb #a8d2daf2
+# %% ../nbs/05_accounting.ipynb #23dd254c
 ROUNDING = 1e-9  # of the starting cash: below this, missing money is a rounding error
 
 
@@ -160,7 +159,7 @@ def best_moves(
         after[better], origin[better] = candidate[better], before[better]
     return np.maximum(after, np.where(np.isneginf(after), -np.inf, 0.0)), origin
 
-
+# %% ../nbs/05_accounting.ipynb #124de161
 def optimal_orders(
     fills: np.ndarray, # (steps,) USD
     marks: np.ndarray, # (steps,) USD

@@ -7,13 +7,15 @@ __all__ = ['BENCHMARKS', 'Measurement', 'seconds', 'in_turn', 'median_ratio', 'a
            'step_measurements', 'plain_charts', 'own_charts', 'chart_measurements', 'import_seconds', 'command_seconds',
            'start_measurements', 'report']
 
-# %% ../nbs/19_bench.ipynb #9057ffa8
+# %% ../nbs/19_bench.ipynb #8ba71c28
+import logging
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ class Measurement(NamedTuple):
         "Whether the promise held in this run."
         return self.ratio >= self.target
 
-# %% ../nbs/19_bench.ipynb #9f2ca33d
+# %% ../nbs/19_bench.ipynb #02b780df
 def seconds(
     task: Callable[[], int], # does a number of things and says how many
 ) -> float: # seconds for one of them
@@ -48,7 +50,7 @@ def seconds(
     count = task()
     return (time.perf_counter() - start) / count
 
-
+# %% ../nbs/19_bench.ipynb #480d496f
 def in_turn(
     tasks: list[Callable[[], int]], # each does a number of things and says how many
     rounds: int = 9, # how often each is run
@@ -57,7 +59,7 @@ def in_turn(
     for task in tasks: task()
     return [list(row) for row in zip(*([seconds(task) for task in tasks] for _ in range(rounds)), strict=True)]
 
-
+# %% ../nbs/19_bench.ipynb #adc8f780
 def median_ratio(
     slow: list[float], # seconds of the thing compared with
     fast: list[float], # seconds of ours, measured in the same rounds
@@ -65,36 +67,37 @@ def median_ratio(
     "The median over rounds of how many times faster."
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
-# %% ../nbs/19_bench.ipynb #a8e6fce1
+# %% ../nbs/19_bench.ipynb #eb2a0157
 def anytrading_steps() -> Callable[[], int]: # plays one episode
     "Steps of gym-anytrading's StocksEnv; without the package a `StockerError` names the extra."
     try:
         from gym_anytrading.datasets import STOCKS_GOOGL
         from gym_anytrading.envs import StocksEnv
     except ImportError: raise StockerError("gym-anytrading is missing: pip install 'stocker[bench]'") from None
-    env, actions = StocksEnv(df=STOCKS_GOOGL, window_size=10, frame_bound=(10, len(STOCKS_GOOGL))), [0, 1, 1, 0, 1] * 1000
+    env = StocksEnv(df=STOCKS_GOOGL, window_size=10, frame_bound=(10, len(STOCKS_GOOGL)))
 
     def play() -> int:
+        "One episode, to the end of its data; the steps it took."
         env.reset(seed=0)
-        for count, action in enumerate(actions, 1):
-            if env.step(action)[3]: break
-        return count
+        for count, action in enumerate(cycle([0, 1, 1, 0, 1]), 1):
+            if env.step(action)[3]: return count
     return play
 
-
+# %% ../nbs/19_bench.ipynb #f3b75026
 def own_steps() -> Callable[[], int]: # plays fifty episodes
     "Steps of our environment with array observations, accounting and reward."
     env, rng = StockerEnv('task_easy'), np.random.default_rng(0)
     actions = list(zip(rng.integers(0, 3, 43).tolist(), rng.integers(0, 60, 43).tolist(), strict=True))
 
     def play() -> int:
+        "Fifty episodes with the same orders; the steps they took."
         for _ in range(50):
             env.reset()
             for action in actions: env.step(action)
         return 50 * len(actions)
     return play
 
-# %% ../nbs/19_bench.ipynb #0a1f33d7
+# %% ../nbs/19_bench.ipynb #24d2da2e
 def batch_steps(
     runs: int = 32_768, # action sequences at once
 ) -> Callable[[], int]: # plays them all once
@@ -104,38 +107,42 @@ def batch_steps(
     sides, quantities = rng.integers(0, 3, shape, dtype=np.int8), rng.integers(0, 60, shape, dtype=np.int32)
 
     def play() -> int:
+        "All action sequences once; the steps in them."
         simulate_rewards(episode, sides, quantities)
         return sides.size
     return play
 
-
-def step_measurements() -> list[Measurement]:
+# %% ../nbs/19_bench.ipynb #26835de3
+def step_measurements() -> list[Measurement]: # two lines
     "The single environment and the batch, against gym-anytrading."
     theirs, ours, batched = in_turn([anytrading_steps(), own_steps(), batch_steps()])
     rates = [f'{1 / statistics.median(row):,.0f} steps/s' for row in (theirs, ours, batched)]
-    return [Measurement('single environment', rates[1], f'gym-anytrading {rates[0]}', median_ratio(theirs, ours), 1.0),
-            Measurement('batched simulator', rates[2], f'gym-anytrading {rates[0]}', median_ratio(theirs, batched), 100.0)]
+    against = f'gym-anytrading {rates[0]}'
+    return [Measurement('single environment', rates[1], against, median_ratio(theirs, ours), 1.0),
+            Measurement('batched simulator', rates[2], against, median_ratio(theirs, batched), 100.0)]
 
-# %% ../nbs/19_bench.ipynb #4ebef25c
+# %% ../nbs/19_bench.ipynb #27b6621c
 def plain_charts(
     folder: Path, # where to draw
     count: int = 4, # charts
 ) -> Callable[[], int]: # draws them
     "Charts the plain way: one call of mplfinance for each."
-    episode = load_task('task_easy')
+    episode, averages = load_task('task_easy'), tuple(n for n in CHART_AVERAGES if n < CHART_SESSIONS)
 
     def draw() -> int:
+        "The first charts of task_easy; how many."
         import mplfinance
+        logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)  # its style asks for weights no font has
         for step in range(count):
             end = episode.first + step + 1
             frame = episode.prices.iloc[end - CHART_SESSIONS:end]
-            mplfinance.plot(frame, type='candle', volume=True, mav=tuple(n for n in CHART_AVERAGES if n < CHART_SESSIONS),
-                            columns=['open', 'high', 'low', 'close', 'volume'], figsize=(CHART_SIZE / 100,) * 2,
+            mplfinance.plot(frame, type='candle', volume=True, mav=averages, figsize=(CHART_SIZE / 100,) * 2,
+                            columns=['open', 'high', 'low', 'close', 'volume'],
                             savefig={'fname': folder/f'plain_{step}.png', 'dpi': 100})
         return count
     return draw
 
-
+# %% ../nbs/19_bench.ipynb #59224949
 def own_charts(
     folder: Path, # where to draw
 ) -> Callable[[], int]: # draws all of them
@@ -144,19 +151,20 @@ def own_charts(
             for episode in map(load_task, TASKS) for look in episode.observations()]
 
     def draw() -> int:
+        "Every chart once; how many."
         write_charts(jobs, progress=False)
         return len(jobs)
     return draw
 
-# %% ../nbs/19_bench.ipynb #e6550915
-def chart_measurements() -> list[Measurement]:
+# %% ../nbs/19_bench.ipynb #96468518
+def chart_measurements() -> list[Measurement]: # one line
     "All charts of the tasks against plain mplfinance."
     with tempfile.TemporaryDirectory() as folder:
         plain, own = in_turn([plain_charts(Path(folder)), own_charts(Path(folder))], rounds=3)
     rates = [f'{1 / statistics.median(row):,.1f} charts/s' for row in (plain, own)]
     return [Measurement('126 charts', rates[1], f'mplfinance {rates[0]}', median_ratio(plain, own), 2.5)]
 
-# %% ../nbs/19_bench.ipynb #b9563990
+# %% ../nbs/19_bench.ipynb #0a17142f
 def import_seconds(
     module: str, # what to import
     rounds: int = 5, # fresh processes
@@ -168,39 +176,43 @@ def import_seconds(
                for _ in range(rounds)]
     return min(float(answer[0]) for answer in answers), answers[0][1:]
 
-
+# %% ../nbs/19_bench.ipynb #7400be51
 def command_seconds(
     arguments: list[str], # of the `stocker` command
     rounds: int = 3, # fresh processes, after one to warm up
 ) -> float: # seconds
     "The shortest time that a whole command takes."
+    command = [sys.executable, '-c', 'from stocker.cli import main; main()', *arguments, '--out']
     with tempfile.TemporaryDirectory() as folder:
         def run() -> int:
-            subprocess.run([sys.executable, '-c', 'from stocker.cli import main; main()', *arguments, '--out', folder], capture_output=True, check=True)
+            "The command once, in a process of its own."
+            subprocess.run([*command, folder], capture_output=True, check=True)
             return 1
         return min(in_turn([run], rounds)[0])
 
-# %% ../nbs/19_bench.ipynb #ad3a2ee8
-def start_measurements() -> list[Measurement]:
+# %% ../nbs/19_bench.ipynb #e66c398e
+def start_measurements() -> list[Measurement]: # three lines
     "Imports and a whole run, against their limits."
     lines = []
     for module, limit in (('stocker', 0.1), ('stocker.env', 1.0)):
         took, heavy = import_seconds(module)
-        with_them = f"with {', '.join(heavy)}" if heavy else 'without pandas, matplotlib, torch'
-        lines.append(Measurement(f'import {module}', f'{took:.3f} s, {with_them}', f'limit {limit} s', limit / took, 1.0))
+        figure = f"{took:.3f} s, {'with ' + ', '.join(heavy) if heavy else 'without pandas, matplotlib, torch'}"
+        lines.append(Measurement(f'import {module}', figure, f'limit {limit} s', limit / took, 1.0))
     took = command_seconds(['run', 'all'])
     return [*lines, Measurement('stocker run all', f'{took:.2f} s', 'limit 5 s', 5 / took, 1.0)]
 
-
+# %% ../nbs/19_bench.ipynb #05ba7b91
 BENCHMARKS: dict[str, Callable[[], list[Measurement]]] = {
     'steps': step_measurements, 'charts': chart_measurements, 'start': start_measurements}
 
-# %% ../nbs/19_bench.ipynb #afffc3eb
+# %% ../nbs/19_bench.ipynb #86aa5748
 def report(
     measurements: list[Measurement], # lines
 ) -> str: # a text table
     "Measurements as a table."
     rows = [('what', 'measured', 'against', 'ratio', 'promised', '')]
-    rows += [(m.what, m.figure, m.against, f'{m.ratio:.2f}', f'{m.target:g}', 'met' if m.met else 'NOT MET') for m in measurements]
+    rows += [(m.what, m.figure, m.against, f'{m.ratio:.2f}', f'{m.target:g}', 'met' if m.met else 'NOT MET')
+             for m in measurements]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return '\n'.join('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = ['  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return '\n'.join(line.rstrip() for line in lines)

@@ -282,7 +282,7 @@ def write_atomically(
     finally:
         Path(name).unlink(missing_ok=True)
 
-# %% ../nbs/00_core.ipynb #145bb350
+# %% ../nbs/00_core.ipynb #3a94d7c6
 def data_path(
     *parts: str, # path below the data set, e.g. 'charts', 'AAPL_2023-08-01.png'
 ) -> Path: # absolute path; it may not exist
@@ -290,7 +290,7 @@ def data_path(
     package = Path(__file__).resolve().parent
     installed, checkout = package/'_data', package.parent/'data'
     own = os.environ.get('STOCKER_DATA')
-    root = Path(own) if own else installed if installed.is_dir() else checkout
+    root = Path(own).absolute() if own else installed if installed.is_dir() else checkout
     return root.joinpath(*parts)
 
 # %% ../nbs/00_core.ipynb #82304a7e

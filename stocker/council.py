@@ -5,27 +5,28 @@
 # %% auto #0
 __all__ = ['Votes', 'THRESHOLD', 'Moderator', 'MODERATORS', 'ask', 'ask_all', 'mean_signal', 'order_by_score', 'moderate',
            'vote_mean', 'vote_mean_all_in', 'Council', 'rule_council', 'TraceStep', 'Trace', 'play_step', 'play',
-           'write_trace', 'read_step', 'read_trace', 'trace_orders']
+           'write_trace', 'read_step', 'read_trace', 'read_line', 'trace_orders']
 
-# %% ../nbs/09_council.ipynb #603e314d
+# %% ../nbs/09_council.ipynb #65759dbd
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .accounting import affordable_quantity
 from .core import (
-    Abstention, CouncilDecision, MarketObservation, Portfolio, Side, StockerError, Timing, TradeAction, Vote, canonical_json,
+    Abstention, CouncilDecision, MarketObservation, Portfolio, Side, StockerError, TradeAction, Vote, canonical_json,
     digest, write_atomically)
 from .env import StockerEnv
 from .reward import RewardTerms, RewardWeights
 from .specialists import RULE_ANALYSTS, Specialist
 
-# %% ../nbs/09_council.ipynb #187f354d
+# %% ../nbs/09_council.ipynb #1f960473
 Votes = Mapping[str, Vote | Abstention]
 
-
+# %% ../nbs/09_council.ipynb #53a4d114
 def ask(
     specialist: Specialist, # an observation in, a vote or an abstention out
     observation: MarketObservation, # what was public
@@ -36,7 +37,7 @@ def ask(
     if isinstance(answer, (Vote, Abstention)): return answer
     return Abstention(reason=f'TypeError: answered with {type(answer).__name__} instead of a vote')
 
-
+# %% ../nbs/09_council.ipynb #a8ac7185
 def ask_all(
     specialists: Mapping[str, Specialist], # by role, in the order of their seats
     observation: MarketObservation, # what was public
@@ -70,10 +71,10 @@ def order_by_score(
     if abs(score) < THRESHOLD or quantity < 1: return TradeAction(side=Side.HOLD, quantity=0)
     return TradeAction(side=Side.BUY if score > 0 else Side.SELL, quantity=quantity)
 
-# %% ../nbs/09_council.ipynb #40b20903
+# %% ../nbs/09_council.ipynb #8bb4aa81
 Moderator = Callable[[Votes, Portfolio], tuple[TradeAction, str]]
 
-
+# %% ../nbs/09_council.ipynb #258d6dc0
 def moderate(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
@@ -83,10 +84,11 @@ def moderate(
     score, heard = mean_signal(votes), sum(isinstance(vote, Vote) for vote in votes.values())
     if score is None: return TradeAction(side=Side.HOLD, quantity=0), 'Nobody voted.'
     action = order_by_score(score, portfolio, all_in)
-    why = '' if action.side is not Side.HOLD else ', too little to act on' if abs(score) < THRESHOLD else ', with nothing to trade'
-    return action, f'The mean of {heard} votes is {score:+.2f}{why}.'
+    idle = ', too little to act on' if abs(score) < THRESHOLD else ', with nothing to trade'
+    spoken = 'only vote' if heard == 1 else f'mean of {heard} votes'
+    return action, f"The {spoken} is {score:+.2f}{idle if action.side is Side.HOLD else ''}."
 
-
+# %% ../nbs/09_council.ipynb #ed18963d
 def vote_mean(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
@@ -94,7 +96,7 @@ def vote_mean(
     "Trade on the mean of the votes, in proportion to it."
     return moderate(votes, portfolio, all_in=False)
 
-
+# %% ../nbs/09_council.ipynb #a7fad0d1
 def vote_mean_all_in(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
@@ -102,10 +104,10 @@ def vote_mean_all_in(
     "Trade on the mean of the votes, with everything there is."
     return moderate(votes, portfolio, all_in=True)
 
-
+# %% ../nbs/09_council.ipynb #01a67e78
 MODERATORS: dict[str, Moderator] = {'vote_mean': vote_mean, 'vote_mean_all_in': vote_mean_all_in}
 
-# %% ../nbs/09_council.ipynb #490f6f5a
+# %% ../nbs/09_council.ipynb #e264a1db
 @dataclass(frozen=True)
 class Council:
     "Specialists and a moderator."
@@ -124,12 +126,13 @@ class Council:
         action, rationale = self.moderator(votes, portfolio)
         return CouncilDecision(votes=votes, action=action, rationale=rationale)
 
-
+# %% ../nbs/09_council.ipynb #04b9f7fb
 def rule_council(
     moderator: str = 'vote_mean', # a name from MODERATORS
 ) -> Council:
     "The embedded rule analysts under one of the embedded moderators; an unknown name is a `StockerError`."
-    if moderator not in MODERATORS: raise StockerError(f"unknown moderator {moderator!r}: choose one of {', '.join(MODERATORS)}")
+    if moderator not in MODERATORS:
+        raise StockerError(f"unknown moderator {moderator!r}: choose one of {', '.join(MODERATORS)}")
     return Council(RULE_ANALYSTS, MODERATORS[moderator], moderator)
 
 # %% ../nbs/09_council.ipynb #0518821f
@@ -168,7 +171,7 @@ class Trace:
         "The sum of all rewards."
         return math.fsum(step.terms.reward for step in self.steps)
 
-# %% ../nbs/09_council.ipynb #0f9ff42a
+# %% ../nbs/09_council.ipynb #06d9ed85
 def play_step(
     env: StockerEnv, # with decisions left
     council: Council, # who decides
@@ -177,11 +180,12 @@ def play_step(
     observation, portfolio, step = env.market_observation, env.portfolio, env.run.step
     decision = council.decide(observation, portfolio)
     _, _, _, _, information = env.step(decision.action)
-    return TraceStep(step, observation.date, observation.decided_at, digest(observation), decision,
-                     env.run.course.fills[step], information['traded'], information['invalid'], env.run.cash, env.run.shares,
-                     information['portfolio_value'], information['terms'])
+    return TraceStep(
+        step, observation.date, observation.decided_at, digest(observation), decision, env.run.course.fills[step],
+        information['traded'], information['invalid'], env.run.cash, env.run.shares, information['portfolio_value'],
+        information['terms'])
 
-
+# %% ../nbs/09_council.ipynb #c8e2d93e
 def play(
     env: StockerEnv, # plays one episode
     council: Council, # who decides
@@ -192,9 +196,10 @@ def play(
     steps = []
     while not env.run.over: steps.append(play_step(env, council))
     episode = env.episode
-    return Trace(episode.name, episode.ticker, env.timing.value, council.name, episode.starting_cash, env.weights, tuple(steps))
+    return Trace(episode.name, episode.ticker, env.timing.value, council.name, episode.starting_cash, env.weights,
+                 tuple(steps))
 
-# %% ../nbs/09_council.ipynb #a52d23df
+# %% ../nbs/09_council.ipynb #3afe5f8a
 def write_trace(
     trace: Trace, # a whole run
     path: str | Path, # a .jsonl file; its folder is made
@@ -204,7 +209,7 @@ def write_trace(
     with write_atomically(path) as temporary:
         temporary.write_text('\n'.join(canonical_json(line) for line in (head, *trace.steps)) + '\n', encoding='utf-8')
 
-
+# %% ../nbs/09_council.ipynb #c987fe98
 def read_step(
     line: str, # one line of a trace
 ) -> TraceStep:
@@ -213,20 +218,33 @@ def read_step(
     decision, terms = CouncilDecision.model_validate(values.pop('decision')), RewardTerms(**values.pop('terms'))
     return TraceStep(decision=decision, terms=terms, **values)
 
-
+# %% ../nbs/09_council.ipynb #d9570a03
 def read_trace(
     path: str | Path, # as `write_trace` wrote it
 ) -> Trace:
     "Read a trace back; a damaged line is a `StockerError` that names it."
-    read, number = [], 1
-    try:
-        for number, line in enumerate(Path(path).read_text(encoding='utf-8').splitlines(), 1):
-            read.append(read_step(line) if number > 1 else json.loads(line))
-        weights = RewardWeights(**read[0].pop('weights'))
-        return Trace(weights=weights, steps=tuple(read[1:]), **read[0])
+    try: lines = Path(path).read_text(encoding='utf-8').splitlines()
     except FileNotFoundError: raise StockerError(f'{path}: there is no such trace; run the episode first') from None
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise StockerError(f'{path}, line {number}: not a line of a trace ({type(error).__name__}); run the episode again') from None
+    except UnicodeDecodeError: raise StockerError(f'{path}: this is not text, so it is no trace') from None
+    head, *steps = [read_line(line, path, number) for number, line in enumerate(lines or [''], 1)]
+    return Trace(steps=tuple(steps), **head)
+
+
+def read_line(
+    line: str, # a line of a trace
+    path: str | Path, # where it stands, for the error message
+    number: int, # which line it is, from 1
+) -> dict[str, Any] | TraceStep: # line 1: the fields of the trace but its steps; else a step
+    "What a line says; a damaged one is a `StockerError` that names it."
+    try:
+        if number > 1: return read_step(line)
+        head = json.loads(line)
+        head['weights'] = RewardWeights(**head['weights'])
+        Trace(steps=(), **head)
+        return head
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StockerError(f'{path}, line {number}: not a line of a trace ({type(error).__name__}); '
+                           'run the episode again') from None
 
 # %% ../nbs/09_council.ipynb #ccb7ae07
 def trace_orders(

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS', 'MACRO_DAYS', 'FACT_TABLES', 'SEASON_SESSIONS',
-           'YEAR_SESSIONS', 'PEERS', 'COMMODITIES', 'MARKET', 'FEATURES', 'WARM_UP_SESSIONS', 'BAR_SESSIONS',
-           'STARTING_CASH', 'TASKS', 'session_closes', 'decision_time', 'release_seconds', 'Timeline', 'Facts',
+           'YEAR_SESSIONS', 'PEERS', 'COMMODITIES', 'MARKET', 'FEATURES', 'WARM_UP_SESSIONS', 'STARTING_CASH',
+           'BAR_SESSIONS', 'TASKS', 'session_closes', 'decision_time', 'release_seconds', 'Timeline', 'Facts',
            'Earnings', 'rows_as', 'facts_of', 'load_facts', 'fundamentals', 'same_day', 'season_returns', 'season',
-           'known_rows', 'peer_move', 'load_peers', 'Market', 'market_prices', 'feature_table', 'Episode',
-           'window_rows', 'episode_market', 'episode_observations', 'observe', 'decision_chart', 'Task', 'load_task',
-           'task_episode']
+           'known_rows', 'peer_move', 'load_peers', 'Market', 'market_prices', 'feature_table', 'window_rows',
+           'Episode', 'episode_market', 'observe', 'episode_observations', 'decision_chart', 'Task', 'task_episode',
+           'load_task']
 
 # %% ../nbs/04_episodes.ipynb #e23d2a46
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from .core import (
 from .data import check_prices, load_prices, load_table, read_table
 from .indicators import indicator_table
 
-# %% ../nbs/04_episodes.ipynb #d9358ed5
+# %% ../nbs/04_episodes.ipynb #328ee7ab
 NEW_YORK = ZoneInfo('America/New_York')
 BEFORE_CLOSE = timedelta(minutes=5)
 EVENING_HOUR = 18
 
-
+# %% ../nbs/04_episodes.ipynb #aa5ea01a
 @lru_cache(maxsize=4)
 def session_closes(
     calendar: Path, # the table of sessions
@@ -44,7 +44,7 @@ def session_closes(
     closes = pd.DatetimeIndex(table['closes_at']).tz_convert(NEW_YORK)
     return dict(zip(pd.DatetimeIndex(table['session']).strftime('%Y-%m-%d'), closes.to_pydatetime(), strict=True))
 
-
+# %% ../nbs/04_episodes.ipynb #e968d5af
 def decision_time(
     session: str, # ISO date of an NYSE session
     timing: Timing, # the decision clock
@@ -55,14 +55,14 @@ def decision_time(
                         remedy='episodes follow its calendar; drop this row')
     return close - BEFORE_CLOSE if timing is Timing.CLOSE else close.replace(hour=EVENING_HOUR, minute=0)
 
-# %% ../nbs/04_episodes.ipynb #4cfa31ee
+# %% ../nbs/04_episodes.ipynb #671bc019
 def release_seconds(
     facts: Sequence, # anything with `released_at`, an ISO time with its offset
 ) -> np.ndarray: # (n,) seconds since 1970, UTC
     "The moments at which facts became public."
     return np.array([datetime.fromisoformat(fact.released_at).timestamp() for fact in facts], dtype=np.float64)
 
-
+# %% ../nbs/04_episodes.ipynb #97448f6e
 class Timeline:
     "Facts in order of release, and the ones that were public in a window of time."
 
@@ -84,7 +84,7 @@ class Timeline:
         first, last = np.searchsorted(self.seconds, [now - days * 86_400, now], side='right')
         return self.facts[first:last]
 
-# %% ../nbs/04_episodes.ipynb #c473ee24
+# %% ../nbs/04_episodes.ipynb #1434878d
 @dataclass(frozen=True)
 class Facts:
     "All dated facts about one share; each line is visible from its `released_at` on."
@@ -94,7 +94,7 @@ class Facts:
     macro: Timeline = field(default_factory=Timeline) # of MacroEvent
     earnings: Timeline = field(default_factory=Timeline) # of Earnings
 
-
+# %% ../nbs/04_episodes.ipynb #ec88d3ee
 @dataclass(frozen=True)
 class Earnings:
     "The earnings on record from one release on."
@@ -103,23 +103,24 @@ class Earnings:
     fiscal_quarter: str # e.g. 2023Q3
     trailing_eps: float | None # sum of the last four quarters, USD a share; None where fewer are known
 
-# %% ../nbs/04_episodes.ipynb #3dc05ac8
+# %% ../nbs/04_episodes.ipynb #74931ed2
 NEWS_DAYS = 7
 FORUM_DAYS = 7
 MACRO_DAYS = 14
 
-
+# %% ../nbs/04_episodes.ipynb #cff43bc7
 def rows_as(
     kind: type, # a named tuple or dataclass with `released_at`
     table: pd.DataFrame, # a column for each of its fields; `released_at` as UTC timestamps
 ) -> list: # of `kind`, plain Python values in them; times as ISO text, New York; None for a missing number
     "Rows of a table of facts as objects."
-    times = [moment.isoformat() for moment in pd.DatetimeIndex(table['released_at']).tz_convert(NEW_YORK).to_pydatetime()]
+    moments = pd.DatetimeIndex(table['released_at']).tz_convert(NEW_YORK).to_pydatetime()
+    times = [moment.isoformat() for moment in moments]
     names = list(getattr(kind, '_fields', None) or kind.__dataclass_fields__)
     columns = [times if name == 'released_at' else table[name].tolist() for name in names]
     return [kind(*(None if value != value else value for value in row)) for row in zip(*columns, strict=True)]
 
-
+# %% ../nbs/04_episodes.ipynb #b8702f5e
 def facts_of(
     ticker: str, # the share
     tables: dict[str, pd.DataFrame], # news, forum, macro, earnings: as in the data set
@@ -129,10 +130,10 @@ def facts_of(
     return Facts(Timeline(rows_as(Headline, own['news'])), Timeline(rows_as(ForumPost, own['forum'])),
                  Timeline(rows_as(MacroEvent, tables['macro'])), Timeline(rows_as(Earnings, own['earnings'])))
 
-
+# %% ../nbs/04_episodes.ipynb #43a3628f
 FACT_TABLES = ('news', 'forum', 'macro', 'earnings')
 
-
+# %% ../nbs/04_episodes.ipynb #5f15433a
 def load_facts(
     ticker: str, # the share
 ) -> Facts:
@@ -150,11 +151,11 @@ def fundamentals(
     eps = known[-1].trailing_eps
     return Fundamentals(known[-1].fiscal_quarter, eps, close / eps if eps is not None and eps > 0 else None)
 
-# %% ../nbs/04_episodes.ipynb #3327dd9a
+# %% ../nbs/04_episodes.ipynb #303f07cc
 SEASON_SESSIONS = 21
 YEAR_SESSIONS = 252
 
-
+# %% ../nbs/04_episodes.ipynb #2be256a7
 def same_day(
     session: date, # a day of the calendar
     year: int, # another year
@@ -162,7 +163,7 @@ def same_day(
     "The same day of the calendar in another year."
     return session.replace(year=year, day=28) if (session.month, session.day) == (2, 29) else session.replace(year=year)
 
-
+# %% ../nbs/04_episodes.ipynb #25cbcf26
 def season_returns(
     days: np.ndarray, # (n,) dates as datetime64[D], increasing
     close: np.ndarray, # (n,) closes, USD
@@ -176,12 +177,15 @@ def season_returns(
             returns.append(close[start + SEASON_SESSIONS] / close[start] - 1)
     return returns
 
-# %% ../nbs/04_episodes.ipynb #3b497945
+# %% ../nbs/04_episodes.ipynb #bc1222c2
 def season(
     prices: pd.DataFrame, # whole history, one row a session
     today: int, # row of the decision day
 ) -> Season:
-    "Seasonality and slow trend as they stood at the close of a session."
+    "Seasonality and slow trend as they stood at the close of a session, with a year of sessions before it."
+    if today < YEAR_SESSIONS:
+        raise DataError(f'only {today} sessions before this one, {YEAR_SESSIONS} are needed', date=prices.index[today],
+                        remedy='load an earlier history')
     days, close = prices.index.to_numpy().astype('datetime64[D]'), prices['close'].to_numpy()
     returns = season_returns(days, close, today)
     year = slice(today - YEAR_SESSIONS + 1, today + 1)
@@ -191,7 +195,7 @@ def season(
         float(close[today] / close[today - 63] - 1), float(close[today] / close[today - YEAR_SESSIONS] - 1),
         float(prices['high'].to_numpy()[year].max()), float(prices['low'].to_numpy()[year].min()))
 
-# %% ../nbs/04_episodes.ipynb #f792abbb
+# %% ../nbs/04_episodes.ipynb #de5e9362
 def known_rows(
     table: pd.DataFrame, # price table of another symbol
     relation: str, # peer, commodity or market
@@ -202,7 +206,7 @@ def known_rows(
     late = relation == 'commodity' and timing is Timing.CLOSE
     return int(table.index.searchsorted(pd.Timestamp(session), side='left' if late else 'right'))
 
-
+# %% ../nbs/04_episodes.ipynb #17295302
 def peer_move(
     symbol: str, # ticker
     relation: str, # peer, commodity or market
@@ -215,21 +219,21 @@ def peer_move(
     change = [float(close[-1] / close[-1 - n] - 1) if known > n else None for n in (1, 5, 20)]
     return PeerMove(symbol, relation, table.index[known - 1].strftime('%Y-%m-%d'), *change)
 
-# %% ../nbs/04_episodes.ipynb #76a6d78b
+# %% ../nbs/04_episodes.ipynb #4fde7044
 PEERS: dict[str, tuple[str, ...]] = {'AAPL': ('MSFT', 'GOOGL'), 'INTC': ('AMD', 'NVDA'), 'META': ('GOOGL', 'SNAP')}
 COMMODITIES = ('GC=F', 'CL=F')
 MARKET = 'SPY'
 
-
+# %% ../nbs/04_episodes.ipynb #202ec9ed
 def load_peers(
     ticker: str, # the share
 ) -> dict[str, tuple[str, pd.DataFrame]]: # symbol -> (relation, price table)
     "Price tables of the peers, the commodities and the market, from the data set."
-    relations = {symbol: 'peer' for symbol in PEERS.get(ticker, ())}
-    relations |= {symbol: 'commodity' for symbol in COMMODITIES} | {MARKET: 'market'}
+    relations = dict.fromkeys(PEERS.get(ticker, ()), 'peer') | dict.fromkeys(COMMODITIES, 'commodity')
+    relations |= {MARKET: 'market'}
     return {symbol: (relation, load_prices(symbol)) for symbol, relation in relations.items() if symbol != ticker}
 
-# %% ../nbs/04_episodes.ipynb #96e335b9
+# %% ../nbs/04_episodes.ipynb #02832aa8
 @dataclass(frozen=True, eq=False)
 class Market:
     "The prices that the orders of an episode meet, one for each decision."
@@ -238,7 +242,7 @@ class Market:
     marks: np.ndarray # (steps,) price at which the portfolio is valued after it, USD
     closes: np.ndarray # (steps,) last close known when the decision is taken, USD
 
-
+# %% ../nbs/04_episodes.ipynb #51699ac0
 def market_prices(
     prices: pd.DataFrame, # whole history, one row a session
     first: int, # row of the first decision day
@@ -251,12 +255,13 @@ def market_prices(
     if timing is Timing.CLOSE: return Market(closes[today], closes[today], closes[today])
     return Market(opens[tomorrow], closes[tomorrow], closes[today])
 
-# %% ../nbs/04_episodes.ipynb #3b339bce
+# %% ../nbs/04_episodes.ipynb #e5f8b553
 FEATURES: tuple[str, ...] = (
     'return_1', 'return_5', 'return_20', 'return_63', 'return_252', 'close_to_sma_20', 'close_to_sma_50',
-    'close_to_sma_200', 'rsi', 'macd_to_close', 'macd_signal_to_close', 'band_width_to_close', 'atr_to_close', 'volume_ratio')
+    'close_to_sma_200', 'rsi', 'macd_to_close', 'macd_signal_to_close', 'band_width_to_close', 'atr_to_close',
+    'volume_ratio')
 
-
+# %% ../nbs/04_episodes.ipynb #157e8496
 def feature_table(
     prices: pd.DataFrame, # whole history, one row a session
     table: pd.DataFrame, # its indicators
@@ -271,9 +276,30 @@ def feature_table(
     columns += [(volume / usual_volume).where(usual_volume > 0, 1.0)]
     return pd.concat(columns, axis=1, keys=FEATURES)
 
-# %% ../nbs/04_episodes.ipynb #6b3894b7
+# %% ../nbs/04_episodes.ipynb #7fc20a4b
 WARM_UP_SESSIONS = 252
-BAR_SESSIONS = 260
+
+
+def window_rows(
+    prices: pd.DataFrame, # price table
+    ticker: str, # for the error message
+    start: str, # ISO date
+    end: str, # ISO date, included
+) -> tuple[int, int]: # row of the first session, number of sessions
+    "Where a window lies in a price table, or a `DataError` that says why it cannot be played."
+    if prices.empty: raise DataError('no prices', ticker=ticker, remedy='check the symbol, or choose another source')
+    check_prices(prices, ticker)
+    first, last = prices.index.searchsorted([pd.Timestamp(start), pd.Timestamp(end) + pd.Timedelta(days=1)])
+    if last - first < 2:
+        raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker,
+                        remedy=f'choose one between {prices.index[0]:%Y-%m-%d} and {prices.index[-1]:%Y-%m-%d}')
+    if first < WARM_UP_SESSIONS:
+        raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
+                        ticker=ticker, date=start, remedy='start later, or load an earlier history')
+    for session in prices.index[first:last].strftime('%Y-%m-%d'): decision_time(session, Timing.CLOSE)
+    return int(first), int(last - first)
+
+# %% ../nbs/04_episodes.ipynb #658aafed
 STARTING_CASH = 10_000.0
 
 
@@ -341,27 +367,7 @@ class Episode:
         "The candlestick chart of a decision day: the last 60 sessions and none after it."
         return decision_chart(self, step)
 
-# %% ../nbs/04_episodes.ipynb #768f852e
-def window_rows(
-    prices: pd.DataFrame, # price table
-    ticker: str, # for the error message
-    start: str, # ISO date
-    end: str, # ISO date, included
-) -> tuple[int, int]: # row of the first session, number of sessions
-    "Where a window lies in a price table, or a `DataError` that says why it cannot be played."
-    if prices.empty: raise DataError('no prices', ticker=ticker, remedy='check the symbol, or choose another source')
-    check_prices(prices, ticker)
-    first, last = prices.index.searchsorted([pd.Timestamp(start), pd.Timestamp(end) + pd.Timedelta(days=1)])
-    if last - first < 2:
-        raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker,
-                        remedy=f'choose one between {prices.index[0]:%Y-%m-%d} and {prices.index[-1]:%Y-%m-%d}')
-    if first < WARM_UP_SESSIONS:
-        raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
-                        ticker=ticker, date=start, remedy='start later, or load an earlier history')
-    for session in prices.index[first:last].strftime('%Y-%m-%d'): decision_time(session, Timing.CLOSE)
-    return int(first), int(last - first)
-
-# %% ../nbs/04_episodes.ipynb #4e8c5221
+# %% ../nbs/04_episodes.ipynb #8c000204
 @lru_cache(maxsize=64)
 def episode_market(
     episode: Episode,
@@ -370,23 +376,9 @@ def episode_market(
     "The prices that an episode's orders meet."
     if timing is Timing.NEXT_OPEN and episode.first + episode.steps >= len(episode.prices):
         raise DataError('the session after the window is not on record, so the last order cannot be filled',
-                        ticker=episode.ticker, date=episode.dates[-1], remedy="end a session earlier, or use timing='close'")
+                        ticker=episode.ticker, date=episode.dates[-1],
+                        remedy="end a session earlier, or use timing='close'")
     return market_prices(episode.prices, episode.first, episode.steps, timing)
-
-
-@lru_cache(maxsize=64)
-def episode_observations(
-    episode: Episode,
-    timing: Timing, # the decision clock
-) -> tuple[MarketObservation, ...]: # (steps,)
-    "All observations of an episode, made in one pass."
-    start = max(0, episode.first - BAR_SESSIONS + 1)
-    frame = episode.prices.iloc[start:episode.first + episode.steps]
-    columns = [frame.index.strftime('%Y-%m-%d').tolist(), *(frame[name].tolist() for name in Bar._fields[1:])]
-    bars = [Bar(*row) for row in zip(*columns, strict=True)]
-    table = episode.indicators.iloc[start:episode.first + episode.steps].to_dict('records')
-    rows = range(episode.first - start, len(bars))
-    return tuple(observe(episode, timing, bars[max(0, row - BAR_SESSIONS + 1):row + 1], table[row]) for row in rows)
 
 # %% ../nbs/04_episodes.ipynb #a6ec1b10
 def observe(
@@ -408,6 +400,23 @@ def observe(
         facts.news.window(decided_at, NEWS_DAYS), facts.forum.window(decided_at, FORUM_DAYS),
         facts.macro.window(decided_at, MACRO_DAYS), tuple(move for move in moves if move))
 
+# %% ../nbs/04_episodes.ipynb #3c2884ee
+BAR_SESSIONS = 260
+
+@lru_cache(maxsize=64)
+def episode_observations(
+    episode: Episode,
+    timing: Timing, # the decision clock
+) -> tuple[MarketObservation, ...]: # (steps,)
+    "All observations of an episode, made in one pass."
+    start = max(0, episode.first - BAR_SESSIONS + 1)
+    frame = episode.prices.iloc[start:episode.first + episode.steps]
+    columns = [frame.index.strftime('%Y-%m-%d').tolist(), *(frame[name].tolist() for name in Bar._fields[1:])]
+    bars = [Bar(*row) for row in zip(*columns, strict=True)]
+    table = episode.indicators.iloc[start:episode.first + episode.steps].to_dict('records')
+    rows = range(episode.first - start, len(bars))
+    return tuple(observe(episode, timing, bars[max(0, row - BAR_SESSIONS + 1):row + 1], table[row]) for row in rows)
+
 # %% ../nbs/04_episodes.ipynb #42af9a02
 def decision_chart(
     episode: Episode,
@@ -420,7 +429,7 @@ def decision_chart(
         return (episode.chart_folder/name).read_bytes()
     return chart_png(episode.observations()[step].bars, f'{episode.ticker} {session}')
 
-# %% ../nbs/04_episodes.ipynb #955e4aa8
+# %% ../nbs/04_episodes.ipynb #45f9db4e
 @dataclass(frozen=True)
 class Task:
     "A named window of real sessions."
@@ -430,21 +439,13 @@ class Task:
     end: str # ISO date of the last session
     story: str # what happened in it
 
-
+# %% ../nbs/04_episodes.ipynb #7bc6fdca
 TASKS: dict[str, Task] = {
     'task_easy': Task('AAPL', '2023-08-01', '2023-09-29', 'A slow fall around results and the iPhone 15'),
     'task_medium': Task('INTC', '2024-01-02', '2024-02-29', 'Sideways, with a gap down after results'),
     'task_hard': Task('META', '2022-09-01', '2022-10-31', 'A long fall and a collapse after results')}
 
-
-def load_task(
-    name: str, # task_easy, task_medium or task_hard
-) -> Episode: # the same object for the same data set
-    "One of the three tasks, from the data set; an unknown name is a `StockerError`."
-    if name not in TASKS: raise StockerError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
-    return task_episode(name, data_path())
-
-
+# %% ../nbs/04_episodes.ipynb #d93ae9d1
 @lru_cache(maxsize=8)
 def task_episode(
     name: str, # a key of TASKS
@@ -452,5 +453,14 @@ def task_episode(
 ) -> Episode:
     "Make a task's episode."
     task = TASKS[name]
-    return Episode.from_prices(load_prices(task.ticker), task.ticker, task.start, task.end, name=name,
-                               facts=load_facts(task.ticker), peers=load_peers(task.ticker), chart_folder=folder/'charts')
+    return Episode.from_prices(
+        load_prices(task.ticker), task.ticker, task.start, task.end, name=name, facts=load_facts(task.ticker),
+        peers=load_peers(task.ticker), chart_folder=folder/'charts')
+
+# %% ../nbs/04_episodes.ipynb #43cc46bf
+def load_task(
+    name: str, # task_easy, task_medium or task_hard
+) -> Episode: # the same object for the same data set
+    "One of the three tasks, from the data set; an unknown name is a `StockerError`."
+    if name not in TASKS: raise StockerError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
+    return task_episode(name, data_path())

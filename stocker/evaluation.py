@@ -26,11 +26,11 @@ if TYPE_CHECKING: # drawing and tables load when they are used
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# %% ../nbs/10_evaluation.ipynb #512618bd
+# %% ../nbs/10_evaluation.ipynb #7d4fe980
 FEWEST_SESSIONS = 126  # half a year: below this no yearly figure is given
 NO_DEVIATION = 1e-9  # daily deviation below this is rounding, not risk
 
-
+# %% ../nbs/10_evaluation.ipynb #60628091
 @dataclass(frozen=True)
 class Performance:
     "What a value curve says about a run; None where it says nothing."
@@ -42,7 +42,7 @@ class Performance:
     sharpe: float | None # annual mean over annual deviation, without a risk-free rate
     note: str # why a figure is missing; empty otherwise
 
-
+# %% ../nbs/10_evaluation.ipynb #67d052ee
 def performance(
     value: np.ndarray, # (steps,) portfolio value after each decision, USD
     starting_cash: float, # USD
@@ -60,12 +60,12 @@ def performance(
     sharpe = float(returns.mean()) / deviation * SESSIONS_A_YEAR ** 0.5
     return Performance(total, fall, yearly, deviation * SESSIONS_A_YEAR ** 0.5, sharpe, '')
 
-# %% ../nbs/10_evaluation.ipynb #c7cc88ee
+# %% ../nbs/10_evaluation.ipynb #05ae4e1e
 BASELINES: tuple[str, ...] = ('hold', 'buy and hold', 'ideal', 'optimum')
 
-
+# %% ../nbs/10_evaluation.ipynb #ed00c845
 def baseline_orders(
-    episode: Episode,
+    episode: Episode, # what is traded
     timing: Timing, # the decision clock
     transaction_cost: float, # fee as a fraction of what is traded
 ) -> np.ndarray: # (steps, 4) shares bought (above zero) or sold (below zero), in the order of BASELINES
@@ -76,7 +76,7 @@ def baseline_orders(
     best = yardstick(market, episode.starting_cash, transaction_cost).optimum_orders
     return np.stack([hold, buy_and_hold, greedy_orders(market.fills, market.marks), best], axis=1)
 
-# %% ../nbs/10_evaluation.ipynb #52497bd5
+# %% ../nbs/10_evaluation.ipynb #cd1286cc
 @dataclass(frozen=True, eq=False)
 class Result:
     "A run or a baseline on one episode."
@@ -94,9 +94,9 @@ class Result:
         return {'policy': self.policy, 'final_value': float(self.values[-1]), 'reward': float(self.rewards.sum()),
                 **figures, 'trades': int(np.count_nonzero(self.traded))}
 
-
+# %% ../nbs/10_evaluation.ipynb #9deb114b
 def baselines(
-    episode: Episode,
+    episode: Episode, # what is traded
     timing: Timing, # the decision clock
     weights: RewardWeights, # what the reward is made of
 ) -> list[Result]: # in the order of BASELINES
@@ -107,7 +107,7 @@ def baselines(
     return [Result(name, batch.values[:, j], batch.rewards[:, j], batch.traded[:, j], episode.starting_cash)
             for j, name in enumerate(BASELINES)]
 
-# %% ../nbs/10_evaluation.ipynb #ad0108a7
+# %% ../nbs/10_evaluation.ipynb #ff463f5a
 def trace_result(
     trace: Trace, # a whole run
 ) -> Result:
@@ -116,12 +116,12 @@ def trace_result(
         *((step.value, step.terms.reward, step.traded) for step in trace.steps), strict=True))
     return Result(trace.council, values, rewards, traded, trace.starting_cash)
 
-
+# %% ../nbs/10_evaluation.ipynb #74f92430
 @dataclass(frozen=True, eq=False)
 class Comparison:
     "A council's run of an episode and what it is compared with."
 
-    episode: Episode
+    episode: Episode # what was traded
     trace: Trace # the run
     results: tuple[Result, ...] # the run first, then the baselines
 
@@ -142,9 +142,9 @@ class Comparison:
                 'invalid_orders': sum(step.invalid for step in self.trace.steps),
                 'results': [result.row for result in self.results]}
 
-
+# %% ../nbs/10_evaluation.ipynb #0b2e5771
 def compare(
-    episode: Episode,
+    episode: Episode, # what is traded
     council: Council, # who trades
     timing: str | Timing = Timing.CLOSE, # the decision clock
     weights: RewardWeights = RewardWeights(), # what the reward is made of
@@ -154,13 +154,13 @@ def compare(
     trace = play(env, council)
     return Comparison(episode, trace, (trace_result(trace), *baselines(episode, env.timing, weights)))
 
-# %% ../nbs/10_evaluation.ipynb #71629c8b
+# %% ../nbs/10_evaluation.ipynb #7df74ed5
 BLUE, ORANGE, GREY = '#0072b2', '#d55e00', '#9a9a9a'
 CURVES: dict[str, dict] = { # how each baseline is drawn
     'hold': {'color': GREY, 'linestyle': ':'}, 'buy and hold': {'color': ORANGE},
     'ideal': {'color': '#9fd3f2', 'linewidth': 4}, 'optimum': {'color': BLUE, 'linestyle': '--', 'linewidth': 1.2}}
 
-
+# %% ../nbs/10_evaluation.ipynb #aefb017b
 def draw_price(
     ax: 'Axes', # where to draw
     trace: Trace, # a whole run
@@ -171,11 +171,12 @@ def draw_price(
     largest = max(1.0, np.abs(traded).max())
     for sign, marker, colour, label in ((1, '^', BLUE, 'bought'), (-1, 'v', ORANGE, 'sold')):
         at = np.flatnonzero(np.sign(traded) == sign)
-        ax.scatter(at, price[at], 25 + 90 * np.abs(traded[at]) / largest, color=colour, marker=marker, label=label, zorder=3)
+        size = 25 + 90 * np.abs(traded[at]) / largest
+        ax.scatter(at, price[at], size, color=colour, marker=marker, label=label, zorder=3)
     ax.set(ylabel=f'{trace.ticker}, USD')
     ax.legend(frameon=False, fontsize=8)
 
-
+# %% ../nbs/10_evaluation.ipynb #47c41cf4
 def draw_values(
     ax: 'Axes', # where to draw
     results: Iterable[Result], # the run first, then the baselines
@@ -188,15 +189,16 @@ def draw_values(
     ax.yaxis.set_major_formatter('{x:,.0f}')
     ax.legend(frameon=False, fontsize=8, ncols=2)
 
-# %% ../nbs/10_evaluation.ipynb #2e3252b4
+# %% ../nbs/10_evaluation.ipynb #1dbafaae
 def vote_grid(
     trace: Trace, # a whole run
 ) -> np.ndarray: # (7, steps) signal times confidence, -1 to 1; NaN for an abstention
     "The votes of a run as numbers, one row a role."
     seats = [[step.decision.votes.get(role) for step in trace.steps] for role in ROLES]
-    return np.array([[vote.signal * vote.confidence if isinstance(vote, Vote) else np.nan for vote in seat] for seat in seats])
+    return np.array([[vote.signal * vote.confidence if isinstance(vote, Vote) else np.nan for vote in seat]
+                     for seat in seats])
 
-
+# %% ../nbs/10_evaluation.ipynb #ef3f0445
 def draw_votes(
     ax: 'Axes', # where to draw
     trace: Trace, # a whole run
@@ -211,18 +213,19 @@ def draw_votes(
     ax.set_xlabel(f'decision day of {dates[0][:4]} (month-day)')
     ax.figure.colorbar(image, ax=ax, label='signal x confidence', ticks=[-1, 0, 1])
 
-# %% ../nbs/10_evaluation.ipynb #2b22bbf7
+# %% ../nbs/10_evaluation.ipynb #1d7e15b2
 def headline(
     comparison: Comparison, # a run and its baselines
 ) -> str: # the picture's title
     "What a run came to, in one sentence."
-    run, hold, buy_and_hold, *_ = (result.row['total_return'] for result in comparison.results)
-    trace, against = comparison.trace, 'ahead of' if run > buy_and_hold else 'behind' if run < buy_and_hold else 'level with'
+    run, _, buy_and_hold, *_ = (result.row['total_return'] for result in comparison.results)
+    trace = comparison.trace
+    against = 'ahead of' if run > buy_and_hold else 'behind' if run < buy_and_hold else 'level with'
     clock = 'filled at the close' if trace.timing == 'close' else 'filled at the next open'
     name = trace.council.replace('_', ' ')
     return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {clock}'
 
-
+# %% ../nbs/10_evaluation.ipynb #ff42650e
 def episode_figure(
     comparison: Comparison, # a run and its baselines
 ) -> 'Figure':
@@ -236,9 +239,9 @@ def episode_figure(
     figure.suptitle(headline(comparison))
     return figure
 
-
+# %% ../nbs/10_evaluation.ipynb #461680ed
 def figure_png(
-    figure: 'Figure',
+    figure: 'Figure', # a drawn figure
 ) -> bytes: # PNG without a creation time, so equal figures are equal bytes
     "A figure as a picture file."
     from io import BytesIO

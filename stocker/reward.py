@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SESSIONS_A_YEAR', 'Numbers', 'LEAST_SCALE', 'BONUS_LIMIT', 'FREE_DRAWDOWN', 'RewardWeights', 'inflation_growth',
-           'RewardTerms', 'bounded', 'ideal_scale', 'reward_terms', 'trajectory_bonus', 'Yardstick', 'yardstick',
+           'bounded', 'ideal_scale', 'RewardTerms', 'reward_terms', 'trajectory_bonus', 'Yardstick', 'yardstick',
            'grade']
 
-# %% ../nbs/06_reward.ipynb #ca49f51b
+# %% ../nbs/06_reward.ipynb #89fc70fd
 import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -17,9 +17,9 @@ import numpy as np
 
 from .accounting import ALL_SHARES, greedy_orders, optimal_orders, simulate
 from .core import StockerError
-from .episodes import Episode, Market, load_task
+from .episodes import Market
 
-# %% ../nbs/06_reward.ipynb #8895cccf
+# %% ../nbs/06_reward.ipynb #8d3b5ce5
 @dataclass(frozen=True)
 class RewardWeights:
     "What a reward is made of; a value outside its meaning is a `StockerError`."
@@ -30,17 +30,18 @@ class RewardWeights:
     transaction_cost: float = 0.001 # fee as a fraction of what is traded
     invalid_penalty: float = 0.01 # taken off for an order that cannot trade
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise StockerError(f'{name} = {value!r}: it has to be a finite number, zero or above')
         if self.transaction_cost >= 1:
-            raise StockerError(f'transaction_cost = {self.transaction_cost}: a fee of the whole trade or more; give a fraction')
+            raise StockerError(
+                f'transaction_cost = {self.transaction_cost}: a fee of the whole trade or more; give a fraction')
 
-# %% ../nbs/06_reward.ipynb #02a1a0d6
+# %% ../nbs/06_reward.ipynb #873a706c
 SESSIONS_A_YEAR = 252
 
-
+# %% ../nbs/06_reward.ipynb #ba4ab7f0
 def inflation_growth(
     annual_inflation: float, # as a fraction a year
     steps: int, # number of decisions
@@ -48,23 +49,11 @@ def inflation_growth(
     "How much prices have risen at each decision."
     return np.power(1.0 + annual_inflation, np.arange(steps) / SESSIONS_A_YEAR) - 1.0
 
-# %% ../nbs/06_reward.ipynb #97fe620e
+# %% ../nbs/06_reward.ipynb #5af3331c
 Numbers = TypeVar('Numbers', float, np.ndarray)
 LEAST_SCALE = 0.05
 
-
-class RewardTerms(NamedTuple):
-    "Every part of a reward: numbers for one step, arrays for many."
-
-    real_pnl_pct: Numbers # profit after inflation, as a fraction of the starting cash
-    gap: Numbers # ideal less real profit, as a fraction
-    performance: Numbers # -1 to 2
-    inflation: Numbers # real less nominal profit: zero or below
-    penalty: Numbers # taken off for an invalid order
-    bonus: Numbers # trajectory bonus; zero before the last step
-    reward: Numbers # the weighted sum, clipped to -1 to 1
-
-
+# %% ../nbs/06_reward.ipynb #ff926d16
 def bounded(
     value: Numbers, # a number or an array
     low: float, # lower bound
@@ -74,12 +63,24 @@ def bounded(
     if type(value) is np.ndarray: return np.clip(value, low, high)
     return low if value < low else high if value > high else value
 
-
+# %% ../nbs/06_reward.ipynb #86d88a06
 def ideal_scale(
     ideal_pnl_pct_total: float, # the ideal's profit over the whole episode, as a fraction
 ) -> float: # as a fraction
     "How large a gap to the ideal costs the whole performance factor."
     return max(LEAST_SCALE, 0.5 * abs(ideal_pnl_pct_total))
+
+# %% ../nbs/06_reward.ipynb #2479394a
+class RewardTerms(NamedTuple):
+    "Every part of a reward: numbers for one step, arrays for many."
+
+    real_pnl_pct: float | np.ndarray # profit after inflation, as a fraction of the starting cash
+    gap: float | np.ndarray # ideal less real profit, as a fraction
+    performance: float | np.ndarray # -1 to 2
+    inflation: float | np.ndarray # real less nominal profit: zero or below
+    penalty: float | np.ndarray # taken off for an invalid order
+    bonus: float | np.ndarray # trajectory bonus; zero before the last step
+    reward: float | np.ndarray # the weighted sum, clipped to -1 to 1
 
 # %% ../nbs/06_reward.ipynb #cdef7230
 def reward_terms(
@@ -98,11 +99,11 @@ def reward_terms(
     total = weights.w_performance * performance + weights.w_inflation * inflation - penalty + bonus
     return RewardTerms(real, gap, performance, inflation, penalty, bonus, bounded(total, -1.0, 1.0))
 
-# %% ../nbs/06_reward.ipynb #b6b294b8
+# %% ../nbs/06_reward.ipynb #5bf4e19b
 BONUS_LIMIT = 0.10
 FREE_DRAWDOWN = 0.05
 
-
+# %% ../nbs/06_reward.ipynb #745429ca
 def trajectory_bonus(
     final_value: Numbers, # portfolio value at the end, USD
     buy_and_hold_value: float, # what buy and hold ended with, USD
@@ -112,7 +113,7 @@ def trajectory_bonus(
     alpha = bounded(final_value / buy_and_hold_value - 1.0, 0.0, BONUS_LIMIT)
     return alpha - bounded(max_drawdown - FREE_DRAWDOWN, 0.0, BONUS_LIMIT)
 
-# %% ../nbs/06_reward.ipynb #a213d908
+# %% ../nbs/06_reward.ipynb #a02af7b1
 @dataclass(frozen=True, eq=False)
 class Yardstick:
     "What runs of one market are compared with, as profit in fractions of the starting cash."
@@ -123,7 +124,7 @@ class Yardstick:
     buy_and_hold: np.ndarray # (steps,) value of buying all on the first day, USD
     scale: float # what a gap to the ideal is measured in
 
-
+# %% ../nbs/06_reward.ipynb #6a417c5d
 @lru_cache(maxsize=1024)
 def yardstick(
     market: Market, # fill and valuation prices

@@ -68,8 +68,9 @@ def test_the_same_bars_give_the_same_bytes_whatever_was_drawn_before():
 
 
 def test_another_process_without_a_screen_or_a_backend_gives_the_same_bytes():
-    code = ('import sys, pickle; from stocker.charts import chart_png; import matplotlib.pyplot as plt;'
-            'png = chart_png(*pickle.load(sys.stdin.buffer)); assert plt.get_fignums() == []; sys.stdout.buffer.write(png)')
+    code = ('import sys, pickle; from stocker.charts import chart_png; import matplotlib.pyplot as plt; '
+            'png = chart_png(*pickle.load(sys.stdin.buffer)); assert plt.get_fignums() == []; '
+            'sys.stdout.buffer.write(png)')
     unset = ('MPLBACKEND', 'DISPLAY', 'WAYLAND_DISPLAY')
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     job = walk(260), 'AAPL'
@@ -228,7 +229,7 @@ def test_a_fork_while_another_thread_draws_does_not_hang():
 
 def jobs_in(folder, count):
     frame = walk(280)
-    return [(folder/f'{number}.png', as_bars(frame[:300 - count + number]), f'chart {number}') for number in range(count)]
+    return [(folder/f'{number}.png', as_bars(frame[:240 + number]), f'chart {number}') for number in range(count)]
 
 
 @pytest.mark.parametrize('workers, count', [(1, 3), (None, 3), (2, 33)])

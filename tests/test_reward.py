@@ -12,7 +12,7 @@ from stocker.reward import (
     BONUS_LIMIT, FREE_DRAWDOWN, LEAST_SCALE, RewardWeights, grade, ideal_scale, inflation_growth, reward_terms,
     trajectory_bonus, yardstick)
 
-often = settings(deadline=None, database=None, max_examples=300)
+often = settings(deadline=None, database=None, max_examples=200)
 profits = st.floats(-1.0, 20.0)
 parts = st.floats(0.0, 5.0)
 
@@ -31,7 +31,8 @@ def graded(pnl, ideal, scale=0.1, growth=0.0, penalty=0.0, bonus=0.0, **weights)
 # --- the formula ---
 
 @pytest.mark.parametrize('gap, expected', [
-    (-0.3, 2.0), (-0.1, 2.0), (-0.05, 1.5), (0.0, 1.0), (0.05, 0.5), (0.1, 0.0), (0.15, -0.5), (0.2, -1.0), (0.9, -1.0)])
+    (-0.3, 2.0), (-0.1, 2.0), (-0.05, 1.5), (0.0, 1.0), (0.05, 0.5), (0.1, 0.0), (0.15, -0.5), (0.2, -1.0),
+    (0.9, -1.0)])
 def test_each_branch_and_each_border(gap, expected):
     terms = graded(0.0, gap)
     assert (terms.gap, terms.performance) == (gap, pytest.approx(expected, abs=1e-12))
@@ -96,7 +97,8 @@ def test_the_scale_is_half_of_what_the_ideal_made_and_at_least_five_hundredths(t
 
 @pytest.mark.parametrize('value, fall, bonus', [
     (10_000, 0.0, 0.0), (10_500, 0.0, 0.05), (11_000, 0.0, 0.1), (20_000, 0.0, 0.1), (9_000, 0.0, 0.0),
-    (10_000, FREE_DRAWDOWN, 0.0), (10_000, 0.10, -0.05), (10_000, 0.15, -0.1), (10_000, 1.0, -0.1), (11_000, 0.15, 0.0)])
+    (10_000, FREE_DRAWDOWN, 0.0), (10_000, 0.10, -0.05), (10_000, 0.15, -0.1), (10_000, 1.0, -0.1),
+    (11_000, 0.15, 0.0)])
 def test_the_bonus_rewards_beating_buy_and_hold_and_takes_off_deep_falls(value, fall, bonus):
     assert trajectory_bonus(float(value), 10_000.0, fall) == pytest.approx(bonus, abs=1e-12)
 
@@ -118,7 +120,8 @@ def test_the_bonus_comes_with_the_last_step_only(task):
 
 # --- weights ---
 
-@pytest.mark.parametrize('name', ['w_performance', 'w_inflation', 'annual_inflation', 'transaction_cost', 'invalid_penalty'])
+@pytest.mark.parametrize('name', ['w_performance', 'w_inflation', 'annual_inflation', 'transaction_cost',
+                                  'invalid_penalty'])
 @pytest.mark.parametrize('value', [-0.1, float('nan'), float('inf'), True, None, '0.1'])
 def test_a_weight_that_means_nothing_is_refused_by_name(name, value):
     with pytest.raises(StockerError, match=name) as error: RewardWeights(**{name: value})

@@ -1,0 +1,308 @@
+"""The council: one bad specialist harms nobody, order decides nothing, and a trace is read back whole or not at all."""
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from stocker.core import (
+    ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, canonical_json, digest)
+from stocker.council import (
+    MODERATORS, THRESHOLD, Council, ask, ask_all, mean_signal, order_by_score, play, play_step, read_trace,
+    rule_council, trace_orders, vote_mean, vote_mean_all_in, write_trace)
+from stocker.env import StockerEnv
+from stocker.episodes import load_task
+from stocker.reward import RewardWeights
+from stocker.specialists import RULE_ANALYSTS
+
+
+class Unprintable(Exception):
+    "An error whose text is itself an error."
+
+    def __str__(self): raise RuntimeError('no text')
+
+
+def saying(signal, confidence=0.5, rationale='so it is'):
+    return lambda observation: Vote(signal=float(signal), confidence=float(confidence), rationale=rationale)
+
+
+def failing(error):
+    def specialist(observation): raise error
+    return specialist
+
+
+def seven(signals, confidence=0.5):
+    return {role: Vote(signal=float(signal), confidence=confidence, rationale='')
+            for role, signal in zip(ROLES, signals, strict=True)}
+
+
+def purse(cash=10_000.0, shares=10, price=100.0):
+    return Portfolio(3, 43, cash, shares, price, 10_000.0, 0.001, 0.0)
+
+
+@pytest.fixture(scope='module')
+def look(): return load_task('task_easy').observations()[0]
+
+
+@pytest.fixture(scope='module')
+def trace(): return play(StockerEnv('task_easy'), rule_council())
+
+
+@pytest.fixture
+def written(trace, tmp_path):
+    write_trace(trace, tmp_path/'trace.jsonl')
+    return tmp_path/'trace.jsonl'
+
+
+# --- asking ---
+
+@pytest.mark.parametrize('error', [
+    ValueError('no data'), KeyError('rsi_14'), ZeroDivisionError(), AssertionError(), RecursionError(), StopIteration(),
+    MemoryError(), ValueError('two\nlines'), ValueError('\ud800'), Unprintable()],
+    ids=lambda error: type(error).__name__)
+def test_a_specialist_that_raises_abstains_and_names_its_error(error, look):
+    specialists = {role: saying(0.5) for role in ROLES} | {'indicator': failing(error)}
+    votes = ask_all(specialists, look)
+    assert list(votes) == list(ROLES)
+    assert sum(isinstance(vote, Vote) for vote in votes.values()) == 6
+    assert isinstance(votes['indicator'], Abstention) and type(error).__name__ in votes['indicator'].reason
+    canonical_json(votes)
+
+
+@pytest.mark.parametrize('answer', [
+    None, 0.5, True, 'buy', '', [], {}, {'signal': 1.0, 'confidence': 1.0, 'rationale': 'x'}, Vote, object(),
+    float('nan'),
+    [Vote(signal=1.0, confidence=1.0, rationale='')], TradeAction(side=Side.BUY, quantity=1)],
+    ids=lambda answer: repr(answer)[:30])
+def test_an_answer_that_is_no_vote_is_an_abstention_and_never_a_hold(answer, look):
+    found = ask(lambda observation: answer, look)
+    assert isinstance(found, Abstention) and type(answer).__name__ in found.reason
+
+
+def test_an_abstention_does_not_dilute_the_others(look):
+    specialists = dict.fromkeys(ROLES, saying(0.8)) | {'news': failing(ValueError('x')), 'indicator': lambda o: 'buy'}
+    votes = ask_all(specialists, look)
+    assert mean_signal(votes) == pytest.approx(0.8)
+    assert 'mean of 5 votes is +0.80' in vote_mean(votes, purse())[1]
+
+
+def test_a_run_goes_on_when_everyone_fails():
+    council = Council({role: failing(ValueError('x')) for role in ROLES}, vote_mean, 'broken')
+    run = play(StockerEnv('task_easy'), council)
+    assert len(run.steps) == 43 and all(step.decision.action == TradeAction(side='hold') for step in run.steps)
+    assert run.steps[0].decision.rationale == 'Nobody voted.'
+    assert round(run.total_reward, 5) == 0.38011
+
+
+def test_interrupting_is_not_a_specialists_failure(look):
+    with pytest.raises(KeyboardInterrupt): ask(failing(KeyboardInterrupt()), look)
+
+
+@pytest.mark.parametrize('signal, confidence', [(1.1, 0.5), (-1.1, 0.5), (0.5, 1.1), (0.5, -0.1), (float('nan'), 0.5),
+                                                (0.5, float('nan')), (float('inf'), 0.5), (True, 0.5), (0.5, True)])
+def test_an_impossible_vote_cannot_be_made_and_counts_as_an_abstention(signal, confidence, look):
+    made = lambda observation: Vote(signal=signal, confidence=confidence, rationale='')
+    assert isinstance(ask(made, look), Abstention)
+
+
+# --- merging ---
+
+@pytest.mark.parametrize('signals', [(1, 1, 1, -1, -1, -1, 0), (-1, 0, 1, -1, 1, -1, 1), (0,) * 7])
+def test_a_tie_holds_whatever_the_order(signals):
+    for seed in range(20):
+        votes = list(seven(signals).items())
+        random.Random(seed).shuffle(votes)
+        for moderator in MODERATORS.values():
+            action, reason = moderator(dict(votes), purse())
+            assert action == TradeAction(side='hold', quantity=0) and 'mean of 7 votes is +0.00' in reason
+
+
+def test_the_order_of_votes_does_not_change_a_bit_of_their_mean():
+    rng = random.Random(0)
+    for _ in range(200):
+        votes = [Vote(signal=rng.uniform(-1, 1), confidence=rng.random(), rationale='') for _ in ROLES]
+        means = set()
+        for _ in range(10):
+            rng.shuffle(votes)
+            means.add(mean_signal(dict(zip(ROLES, votes, strict=True))))
+        assert len(means) == 1
+
+
+def test_votes_without_any_confidence_are_no_mean():
+    assert mean_signal(seven([1] * 7, confidence=0.0)) is None and mean_signal({}) is None
+    assert vote_mean(seven([1] * 7, confidence=0.0), purse())[0] == TradeAction(side='hold', quantity=0)
+
+
+@pytest.mark.parametrize('score, all_in, cash, shares, expected', [
+    (1.0, False, 1000.0, 0, ('buy', 9)), (0.5, False, 10_000.0, 0, ('buy', 50)), (0.5, True, 10_000.0, 0, ('buy', 99)),
+    (THRESHOLD, False, 10_000.0, 0, ('buy', 10)), (0.0999, True, 10_000.0, 0, ('hold', 0)),
+    (-0.0999, True, 0.0, 9, ('hold', 0)),
+    (0.2, False, 150.0, 0, ('buy', 1)), (1.0, True, 100.0, 5, ('hold', 0)), (-1.0, False, 0.0, 7, ('sell', 7)),
+    (-0.2, False, 0.0, 1, ('sell', 1)), (-0.5, True, 0.0, 7, ('sell', 7)), (-1.0, True, 10_000.0, 0, ('hold', 0))])
+def test_a_score_becomes_an_order_that_can_be_filled(score, all_in, cash, shares, expected):
+    action = order_by_score(score, purse(cash, shares), all_in)
+    assert (action.side.value, action.quantity) == expected
+
+
+def test_the_embedded_moderators_never_give_an_invalid_order_under_the_close():
+    for task, name in zip(('task_medium', 'task_hard'), MODERATORS, strict=True):
+        assert not any(step.invalid for step in play(StockerEnv(task), rule_council(name)).steps)
+
+
+@pytest.mark.parametrize('name', ['nobody', '', None, 'VOTE_MEAN'])
+def test_an_unknown_moderator_is_told_the_known_ones(name):
+    with pytest.raises(StockerError) as error: rule_council(name)
+    assert all(known in str(error.value) for known in MODERATORS) and '\n' not in str(error.value)
+
+
+# --- the same run every time ---
+
+def test_the_order_of_the_seats_does_not_change_a_run(trace):
+    for seed in range(2):
+        seats = list(RULE_ANALYSTS.items())
+        random.Random(seed).shuffle(seats)
+        run = play(StockerEnv('task_easy'), Council(dict(seats), vote_mean, 'vote_mean'))
+        assert canonical_json(run) == canonical_json(trace)
+
+
+PLAY = '''
+import sys
+from stocker.council import play, rule_council, write_trace
+from stocker.env import StockerEnv
+write_trace(play(StockerEnv('task_medium', 'next_open'), rule_council('vote_mean_all_in')), sys.argv[1])
+'''
+
+
+def test_a_trace_has_the_same_bytes_in_every_process(tmp_path):
+    names = [tmp_path/f'{seed}.jsonl' for seed in (0, 1)]
+    started = [subprocess.Popen([sys.executable, '-c', PLAY, str(name)],
+                                env={**os.environ, 'PYTHONHASHSEED': name.stem})
+               for name in names]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    assert len({hashlib.sha256(name.read_bytes()).hexdigest() for name in names}) == 1
+
+
+def test_specialists_that_take_their_time_still_vote_in_the_order_of_their_seats(look):
+    def sleeper(signal, seconds):
+        def specialist(observation):
+            time.sleep(seconds)
+            return Vote(signal=signal, confidence=0.5, rationale='')
+        return specialist
+    signals, rng = (1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0), random.Random(0)
+    specialists = {role: sleeper(signal, rng.random() / 50) for role, signal in zip(ROLES, signals, strict=True)}
+    votes = ask_all(specialists, look)
+    assert list(votes) == list(ROLES) and vote_mean(votes, purse())[0].side is Side.HOLD
+
+
+def test_a_step_of_a_trace_is_what_was_decided_and_done():
+    env = StockerEnv('task_easy')
+    env.reset()
+    seen = env.market_observation
+    step = play_step(env, Council({'news': saying(1.0, 1.0)}, vote_mean_all_in, 'bull'))
+    assert (step.step, step.date, step.observation) == (0, '2023-08-01', digest(seen))
+    assert (step.price, step.traded, step.shares, step.invalid) == (195.610001, 51.0, 51.0, False)
+    assert step.cash == env.run.cash and step.value == env.run.value
+
+
+# --- reading back ---
+
+def test_a_trace_is_read_back_as_it_was(trace, written):
+    assert read_trace(written) == trace
+    assert trace_orders(read_trace(written)) == trace_orders(trace)
+    assert read_trace(written).total_reward == trace.total_reward
+
+
+def test_the_votes_are_read_back_in_the_order_of_the_roles(written):
+    assert all(list(step.decision.votes) == list(ROLES) for step in read_trace(written).steps)
+
+
+def test_writing_a_trace_again_gives_the_same_bytes_and_leaves_nothing_else(trace, written):
+    before = written.read_bytes()
+    write_trace(read_trace(written), written)
+    assert written.read_bytes() == before and [path.name for path in written.parent.iterdir()] == ['trace.jsonl']
+
+
+@pytest.mark.parametrize('sign', ['\n', '\r\n', '\x0b', '\x0c', '\x1c', '\x85', '\u2028', '\u2029', '"', '\\', '\t',
+                                  '\U0001f600', 'é'],
+                         ids=ascii)
+def test_any_sign_in_a_reason_survives(sign, tmp_path):
+    run = play(StockerEnv('task_easy'), Council({'news': saying(0.5, 0.5, f'before{sign}after')}, vote_mean))
+    write_trace(run, tmp_path/'trace.jsonl')
+    assert read_trace(tmp_path/'trace.jsonl') == run
+
+
+def test_lines_may_have_been_given_windows_ends(trace, written):
+    written.write_bytes(written.read_bytes().replace(b'\n', b'\r\n'))
+    assert read_trace(written) == trace
+
+
+def changed(line, **values):
+    return json.dumps({**json.loads(line), **values})
+
+
+DAMAGE = {
+    'empty': (lambda lines: [], 1), 'blank first line': (lambda lines: ['', *lines[1:]], 1),
+    'no first line': (lambda lines: lines[1:], 1), 'cut in a line': (lambda lines: [*lines[:-1], lines[-1][:40]], 44),
+    'blank line': (lambda lines: [*lines[:3], '', *lines[4:]], 4),
+    'deep nesting': (lambda lines: [*lines[:3], '[' * 100_000, *lines[4:]], 4),
+    'no votes': (lambda lines: [*lines[:3], changed(lines[3], decision={}), *lines[4:]], 4),
+    'a vote out of range': (lambda lines: [*lines[:3], lines[3].replace('"confidence":', '"confidence":7'),
+                                           *lines[4:]], 4),
+    'no terms': (lambda lines: [*lines[:3], changed(lines[3], terms={}), *lines[4:]], 4),
+    'a field too many': (lambda lines: [*lines[:3], changed(lines[3], mood='good'), *lines[4:]], 4),
+    'bad weights': (lambda lines: [changed(lines[0], weights={'w_performance': -1}), *lines[1:]], 1),
+    'no weights': (lambda lines: [changed(lines[0], weights=None), *lines[1:]], 1)}
+DAMAGE |= {f'{text} for a step': (lambda lines, text=text: [*lines[:3], text, *lines[4:]], 4)
+           for text in ('42', 'null', '[]', '{}', '"x"', 'true')}
+DAMAGE |= {f'{text} for the head': (lambda lines, text=text: [text, *lines[1:]], 1)
+           for text in ('42', 'null', '[]', '{}', '"x"', 'true')}
+
+
+@pytest.mark.parametrize('name', DAMAGE)
+def test_a_damaged_line_is_named(name, written):
+    damage, number = DAMAGE[name]
+    written.write_text('\n'.join(damage(written.read_text().splitlines())))
+    with pytest.raises(StockerError) as error: read_trace(written)
+    assert '\n' not in str(error.value) and str(written) in str(error.value)
+    assert f'line {number}:' in str(error.value)
+
+
+@pytest.mark.parametrize('content', [b'', b'\xff\xfe\x00', b'\x80{}'], ids=ascii)
+def test_a_file_that_is_no_text_is_no_trace(content, tmp_path):
+    (tmp_path/'trace.jsonl').write_bytes(content)
+    with pytest.raises(StockerError) as error: read_trace(tmp_path/'trace.jsonl')
+    assert '\n' not in str(error.value)
+
+
+def test_a_folder_or_nothing_is_no_trace(tmp_path):
+    for path in (tmp_path, tmp_path/'none.jsonl'):
+        with pytest.raises(StockerError) as error: read_trace(path)
+        assert '\n' not in str(error.value) and str(path) in str(error.value)
+
+
+NOT_WHOLE = {
+    'last line lost': lambda lines: lines[:-1], 'all steps lost': lambda lines: lines[:1],
+    'a line twice': lambda lines: [*lines, lines[-1]],
+    'two lines swapped': lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
+    'text for a price': lambda lines: [*lines[:3], changed(lines[3], price='high'), *lines[4:]],
+    'no value': lambda lines: [*lines[:3], changed(lines[3], value=None), *lines[4:]],
+    'text for the cash': lambda lines: [changed(lines[0], starting_cash='much'), *lines[1:]]}
+
+
+@pytest.mark.parametrize('name', NOT_WHOLE)
+def test_a_trace_that_is_not_whole_is_not_taken_for_one(name, written):
+    written.write_text('\n'.join(NOT_WHOLE[name](written.read_text().splitlines())) + '\n')
+    with pytest.raises(StockerError) as error: read_trace(written)
+    assert '\n' not in str(error.value)
+
+
+def test_a_trace_of_another_weighting_keeps_its_weights(tmp_path):
+    weights = replace(RewardWeights(), transaction_cost=0.01, w_performance=1)
+    run = play(StockerEnv('task_easy', weights=weights), rule_council())
+    write_trace(run, tmp_path/'trace.jsonl')
+    assert read_trace(tmp_path/'trace.jsonl').weights == weights
