@@ -8,17 +8,18 @@ __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'StockerError', 'DataError', 'Side', 
            'Fundamentals', 'MarketObservation', 'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically',
            'data_path', 'file_stem', 'secret']
 
-# %% ../nbs/00_core.ipynb #95d76007
+# %% ../nbs/00_core.ipynb #e1af6569
 import hashlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -192,7 +193,7 @@ class Fundamentals(NamedTuple):
     trailing_eps: float | None # sum of the last four quarters released, USD a share; None if fewer are known
     price_to_earnings: float | None # price over trailing_eps; None where earnings are not positive
 
-# %% ../nbs/00_core.ipynb #76acd5e4
+# %% ../nbs/00_core.ipynb #ffeac92b
 @dataclass(frozen=True)
 class MarketObservation:
     "Everything that was public about one share at one time of decision."
@@ -202,13 +203,19 @@ class MarketObservation:
     timing: str # 'close' or 'next_open'
     decided_at: str # ISO time of decision, New York
     bars: tuple[Bar, ...] # up to 260 sessions, oldest first, the last one being `date`
-    indicators: dict[str, float | None] # values of `date` by name; None while an indicator warms up
+    indicators: Mapping[str, float | None] # values of `date` by name, read only; None while an indicator warms up
     season: Season # seasonality and slow trend
     fundamentals: Fundamentals | None # None where no earnings are on record
     news: tuple[Headline, ...] # last 7 days, oldest first
     forum: tuple[ForumPost, ...] # last 7 days, oldest first
     macro: tuple[MacroEvent, ...] # last 14 days, oldest first
     peers: tuple[PeerMove, ...] # peers, commodities, market
+
+    def __post_init__(self):
+        object.__setattr__(self, 'indicators', MappingProxyType(dict(self.indicators)))
+
+    def __reduce__(self):
+        return type(self), tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in vars(self).values())
 
     @property
     def close(self) -> float:
@@ -234,7 +241,7 @@ class Portfolio:
         "Cash plus shares at the last close known, USD."
         return self.cash + self.shares * self.price
 
-# %% ../nbs/00_core.ipynb #918df386
+# %% ../nbs/00_core.ipynb #46b39c8b
 def plain(
     value: Any, # dataclass, pydantic model, NumPy scalar, mapping, sequence or plain value
 ) -> Any: # dicts, lists, strings, finite numbers and None only
@@ -246,7 +253,7 @@ def plain(
     if isinstance(value, BaseModel): return plain(value.model_dump())
     if is_dataclass(value): return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if hasattr(value, '_asdict'): return plain(value._asdict())
-    if isinstance(value, dict): return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, Mapping): return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return [plain(v) for v in value]
     if hasattr(value, 'tolist'): return plain(value.tolist())
     raise TypeError(f'{type(value).__name__} cannot be written as JSON')

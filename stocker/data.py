@@ -74,7 +74,7 @@ def write_table(
     table = table.cast(pa.schema([(field.name, fixed_type(field.type)) for field in table.schema]))
     with write_atomically(path) as temporary: pq.write_table(table, temporary, compression='zstd')
 
-# %% ../nbs/01_data.ipynb #1b6a965d
+# %% ../nbs/01_data.ipynb #e325b139
 def read_table(
     path: str | Path, # a parquet file
 ) -> pd.DataFrame: # its columns
@@ -84,7 +84,7 @@ def read_table(
     remedy = 'reinstall the package or run `stocker data build`'
     try: return pq.ParquetFile(path).read().to_pandas()
     except FileNotFoundError: raise DataError('the file is missing', file=path, remedy=remedy) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         cause = ' '.join(str(error).split())
         raise DataError(f'the file cannot be read as parquet ({cause})', file=path, remedy=remedy) from error
 

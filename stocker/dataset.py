@@ -86,9 +86,9 @@ TABLES |= {
         'optimum_pnl_pct': 'best possible, fraction',
         'optimum_order': 'shares bought (above zero) or sold (below zero)', 'buy_and_hold': 'value, USD'})}
 
-# %% ../nbs/18_dataset.ipynb #9b8d1742
+# %% ../nbs/18_dataset.ipynb #412692ff
 FIRST_DAY, LAST_DAY = '2015-01-02', '2026-04-30'
-FIRST_DAYS: dict[str, str] = {'CL=F': '2020-05-01'}
+FIRST_DAYS: dict[str, str] = {'CL=F': '2020-05-01', 'SNAP': '2017-03-02'}
 CALENDAR = ('2000-01-03', '2027-12-31')
 
 # %% ../nbs/18_dataset.ipynb #e768b7ea
@@ -97,15 +97,15 @@ def dataset_symbols() -> list[str]: # tickers, sorted
     peers = {peer for peers in PEERS.values() for peer in peers}
     return sorted({task.ticker for task in TASKS.values()} | peers | {*COMMODITIES, MARKET})
 
-# %% ../nbs/18_dataset.ipynb #f2abf7b1
+# %% ../nbs/18_dataset.ipynb #c929d88e
 def session_problems(
     prices: pd.DataFrame, # a price table
     ticker: str, # its symbol
     file: str | Path, # where it came from
+    end: str | pd.Timestamp = LAST_DAY, # last day it has to reach
 ) -> list[DataError]: # empty where nothing is wrong
-    "What is wrong with a price table, its sessions included."
-    if prices.empty: return price_problems(prices, ticker, file)
-    return price_problems(prices, ticker, file, nyse_sessions(prices.index.min(), prices.index.max()))
+    "What is wrong with a price table, its sessions from the first day to the last included."
+    return price_problems(prices, ticker, file, nyse_sessions(FIRST_DAYS.get(ticker, FIRST_DAY), end))
 
 # %% ../nbs/18_dataset.ipynb #0233f296
 def price_table(
@@ -116,7 +116,7 @@ def price_table(
              for ticker, table in sorted(tables.items())]
     return pd.concat(parts, ignore_index=True)[['ticker', 'date', *PRICE_COLUMNS]]
 
-# %% ../nbs/18_dataset.ipynb #e5263d28
+# %% ../nbs/18_dataset.ipynb #e5df76dc
 def fetch_prices(
     source: PriceSource, # where prices come from
     end: str = LAST_DAY, # ISO date of the last day, included
@@ -128,7 +128,7 @@ def fetch_prices(
         found, failures = fetch_all(source, [symbol], FIRST_DAYS.get(symbol, FIRST_DAY), end, progress=False)
         if failures: raise DataError(failures[symbol], remedy=f'without prices of {symbol} there is no data set')
         tables[symbol] = found[symbol]
-        for problem in session_problems(found[symbol], symbol, source.name): raise problem
+        for problem in session_problems(found[symbol], symbol, source.name, end): raise problem
     return price_table(tables)
 
 # %% ../nbs/18_dataset.ipynb #39384dd9
@@ -391,7 +391,7 @@ def difference(
                         ticker=row.get('ticker', row.get('task')), date=row.get('date', row.get('released_at')))
         return
 
-# %% ../nbs/18_dataset.ipynb #9b51a55c
+# %% ../nbs/18_dataset.ipynb #b27880dd
 def content_problems(
     folder: Path, # a data set with sound tables
 ) -> Iterator[DataError]:
@@ -399,8 +399,9 @@ def content_problems(
     path = folder/'prices.parquet'
     tables = {ticker: rows.set_index('date')[list(PRICE_COLUMNS)].astype(float)
               for ticker, rows in read_table(path).groupby('ticker')}
+    end = max((table.index.max() for table in tables.values()), default=pd.Timestamp(LAST_DAY))
     for ticker in dataset_symbols():
-        if ticker in tables: yield from session_problems(tables[ticker], ticker, path)
+        if ticker in tables: yield from session_problems(tables[ticker], ticker, path, end)
         else: yield DataError('there are no prices of it', file=path, ticker=ticker, remedy='build the data set again')
     yield from difference(folder/'calendar.parquet', nyse_sessions(*CALENDAR).reset_index())
 

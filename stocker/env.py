@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PORTFOLIO_FEATURES', 'MAX_QUANTITY', 'BLOCK', 'read_order', 'read_action', 'whole', 'Course', 'lay_out', 'Run',
-           'Snapshot', 'observation_rows', 'ArrayObserver', 'as_episodes', 'choose_episode', 'StockerEnv', 'Batch',
-           'simulate_block', 'simulate_rewards']
+           'Snapshot', 'observation_rows', 'ArrayObserver', 'as_episodes', 'choose_episode', 'set_random_state',
+           'StockerEnv', 'Batch', 'simulate_block', 'simulate_rewards']
 
 # %% ../nbs/07_env.ipynb #16160be0
 import json
@@ -117,7 +117,7 @@ class Run:
             value / course.starting_cash - 1.0, course.ideal_pnl_pct[t], course.scale, course.growth[t],
             weights.invalid_penalty if invalid else 0.0, bonus, weights)
 
-# %% ../nbs/07_env.ipynb #4d5d2bbd
+# %% ../nbs/07_env.ipynb #a4b789f1
 @dataclass(frozen=True)
 class Snapshot:
     "The whole state of a run."
@@ -132,12 +132,21 @@ class Snapshot:
     value: float # portfolio value at the last mark, USD
     random_state: dict | None = None # state of the random generator; None before it was first used
 
+    def __post_init__(self):
+        if type(self.step) is not int or self.step < 0: raise StockerError(f'snapshot: step = {self.step!r}')
+        for name in ('cash', 'shares', 'peak', 'max_drawdown', 'value'):
+            number = getattr(self, name)
+            if isinstance(number, (int, float)) and 0 <= number < float('inf'): continue
+            raise StockerError(f'snapshot: {name} = {number!r} is not a finite number, zero or above')
+
     @staticmethod
     def from_json(
         text: str, # as `canonical_json` writes it
     ) -> 'Snapshot':
-        "The snapshot that was written down."
-        return Snapshot(**json.loads(text))
+        "The snapshot that was written down; any other text is a `StockerError`."
+        try: return Snapshot(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise StockerError(f'this is not a snapshot ({error}): take one with snapshot()') from None
 
 # %% ../nbs/07_env.ipynb #3e70f3ce
 PORTFOLIO_FEATURES: tuple[str, ...] = ('cash', 'holding', 'profit', 'drawdown', 'elapsed')
@@ -172,14 +181,15 @@ class ArrayObserver:
         cells[end - 3], cells[end - 2] = (run.cash + holding) / start - 1.0, run.max_drawdown
         return self.rows[step]
 
-# %% ../nbs/07_env.ipynb #60dec369
+# %% ../nbs/07_env.ipynb #9c8118e4
 def as_episodes(
     task: str | Episode | Sequence[Episode], # a task's name, 'all', an episode, or several
 ) -> tuple[Episode, ...]:
     "The episodes that an environment plays."
     if isinstance(task, Episode): return (task,)
     if isinstance(task, str): return tuple(load_task(name) for name in (TASKS if task == 'all' else [task]))
-    return tuple(task)
+    if isinstance(task, Sequence) and task and all(isinstance(one, Episode) for one in task): return tuple(task)
+    raise StockerError(f"{task!r} is no episode: give a task's name, 'all', an episode, or a list of episodes")
 
 # %% ../nbs/07_env.ipynb #d0163354
 def choose_episode(
@@ -196,7 +206,19 @@ def choose_episode(
 # %% ../nbs/07_env.ipynb #5e93bb35
 MAX_QUANTITY = 10_000
 
-# %% ../nbs/07_env.ipynb #07b6fc9b
+# %% ../nbs/07_env.ipynb #123bf4ea
+def set_random_state(
+    random: np.random.Generator, # to be set
+    state: dict, # as its bit generator gives it
+) -> None:
+    "Put a generator into a saved state; anything else is a `StockerError` and changes nothing."
+    trial = type(random.bit_generator)()
+    try: trial.state = state
+    except (ValueError, TypeError, KeyError) as error:
+        raise StockerError(f'this is not the state of a random generator ({error})') from None
+    random.bit_generator.state = trial.state
+
+# %% ../nbs/07_env.ipynb #fc8d9998
 class StockerEnv(gymnasium.Env):
     "One share, one decision a session; Gymnasium's five-value contract."
 
@@ -271,11 +293,13 @@ class StockerEnv(gymnasium.Env):
         if snapshot.timing != self.timing.value:
             raise StockerError(f'the snapshot was taken under {snapshot.timing!r}, '
                                f'this environment runs under {self.timing.value!r}')
-        self._begin(choose_episode(self.episodes, snapshot.episode, self.np_random))
+        episode = choose_episode(self.episodes, snapshot.episode, self.np_random)
+        if snapshot.step > episode.steps: raise StockerError(f'snapshot: step = {snapshot.step}, of {episode.steps}')
+        if snapshot.random_state is not None: set_random_state(self.np_random, snapshot.random_state)
+        self._begin(episode)
         for name in ('step', 'cash', 'shares', 'peak', 'max_drawdown', 'value'):
             setattr(self.run, name, getattr(snapshot, name))
         self.run.over = snapshot.step == self.episode.steps
-        if snapshot.random_state is not None: self.np_random.bit_generator.state = snapshot.random_state
         return self._observer.show()
 
 # %% ../nbs/07_env.ipynb #9e5b231c

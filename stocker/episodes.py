@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS', 'MACRO_DAYS', 'FACT_TABLES', 'SEASON_SESSIONS',
            'YEAR_SESSIONS', 'PEERS', 'COMMODITIES', 'MARKET', 'FEATURES', 'WARM_UP_SESSIONS', 'STARTING_CASH',
-           'BAR_SESSIONS', 'TASKS', 'session_closes', 'decision_time', 'release_seconds', 'Timeline', 'Facts',
+           'BAR_SESSIONS', 'TASKS', 'session_closes', 'decision_time', 'release_seconds', 'moment', 'Timeline', 'Facts',
            'Earnings', 'rows_as', 'facts_of', 'load_facts', 'fundamentals', 'same_day', 'season_returns', 'season',
-           'known_rows', 'peer_move', 'load_peers', 'Market', 'market_prices', 'feature_table', 'window_rows',
-           'Episode', 'episode_market', 'observe', 'episode_observations', 'decision_chart', 'Task', 'task_episode',
-           'load_task']
+           'known_rows', 'peer_move', 'load_peers', 'Market', 'market_prices', 'feature_table', 'iso_day',
+           'sessions_between', 'window_rows', 'Episode', 'check_next_session', 'episode_market', 'observe',
+           'episode_observations', 'decision_chart', 'Task', 'task_episode', 'load_task']
 
 # %% ../nbs/04_episodes.ipynb #e23d2a46
 from collections.abc import Sequence
@@ -55,12 +55,23 @@ def decision_time(
                         remedy='episodes follow its calendar; drop this row')
     return close - BEFORE_CLOSE if timing is Timing.CLOSE else close.replace(hour=EVENING_HOUR, minute=0)
 
-# %% ../nbs/04_episodes.ipynb #671bc019
+# %% ../nbs/04_episodes.ipynb #c960dc93
 def release_seconds(
     facts: Sequence, # anything with `released_at`, an ISO time with its offset
 ) -> np.ndarray: # (n,) seconds since 1970, UTC
-    "The moments at which facts became public."
-    return np.array([datetime.fromisoformat(fact.released_at).timestamp() for fact in facts], dtype=np.float64)
+    "The moments at which facts became public; a time without its offset is a `DataError`."
+    return np.array([moment(fact.released_at).timestamp() for fact in facts], dtype=np.float64)
+
+
+def moment(
+    text: str, # an ISO time with its offset
+) -> datetime: # with its time zone
+    "A time that means the same moment everywhere, or a `DataError`."
+    try: time = datetime.fromisoformat(text)
+    except ValueError: time = datetime.min
+    if time.tzinfo is None:
+        raise DataError(f'{text!r} is not a time with its offset', remedy='write it as 2023-08-03T16:30:00-04:00')
+    return time
 
 # %% ../nbs/04_episodes.ipynb #97448f6e
 class Timeline:
@@ -276,7 +287,25 @@ def feature_table(
     columns += [(volume / usual_volume).where(usual_volume > 0, 1.0)]
     return pd.concat(columns, axis=1, keys=FEATURES)
 
-# %% ../nbs/04_episodes.ipynb #7fc20a4b
+# %% ../nbs/04_episodes.ipynb #ad690cac
+def iso_day(
+    text: str, # e.g. 2023-08-01
+) -> pd.Timestamp: # midnight, no time zone
+    "A day as it was given, or a `DataError` where it is none."
+    try: return pd.Timestamp(date.fromisoformat(text))
+    except (ValueError, TypeError): raise DataError(f'{text!r} is not a day', remedy='write it as 2023-08-01') from None
+
+# %% ../nbs/04_episodes.ipynb #f932616e
+def sessions_between(
+    start: str, # ISO date
+    end: str, # ISO date, included
+) -> list[str]: # ISO dates
+    "The sessions of the exchange in a window; beyond the known calendar, its weekdays."
+    known = list(session_closes(data_path('calendar.parquet')))
+    later = pd.bdate_range(max(start, known[-1]), max(end, known[-1])).strftime('%Y-%m-%d')
+    return [day for day in (*known, *later[later > known[-1]]) if start <= day <= end]
+
+# %% ../nbs/04_episodes.ipynb #1b98c1f0
 WARM_UP_SESSIONS = 252
 
 
@@ -289,17 +318,20 @@ def window_rows(
     "Where a window lies in a price table, or a `DataError` that says why it cannot be played."
     if prices.empty: raise DataError('no prices', ticker=ticker, remedy='check the symbol, or choose another source')
     check_prices(prices, ticker)
-    first, last = prices.index.searchsorted([pd.Timestamp(start), pd.Timestamp(end) + pd.Timedelta(days=1)])
+    choose = f'choose a window between {prices.index[0]:%Y-%m-%d} and {prices.index[-1]:%Y-%m-%d}'
+    first, last = prices.index.searchsorted([iso_day(start), iso_day(end) + pd.Timedelta(days=1)])
     if last - first < 2:
-        raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker,
-                        remedy=f'choose one between {prices.index[0]:%Y-%m-%d} and {prices.index[-1]:%Y-%m-%d}')
+        raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker, remedy=choose)
     if first < WARM_UP_SESSIONS:
         raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
                         ticker=ticker, date=start, remedy='start later, or load an earlier history')
-    for session in prices.index[first:last].strftime('%Y-%m-%d'): decision_time(session, Timing.CLOSE)
+    rows = prices.index[first - WARM_UP_SESSIONS:last].strftime('%Y-%m-%d')
+    for session in rows: decision_time(session, Timing.CLOSE)
+    for session in sessions_between(rows[0], end):
+        if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=choose)
     return int(first), int(last - first)
 
-# %% ../nbs/04_episodes.ipynb #658aafed
+# %% ../nbs/04_episodes.ipynb #e29f988e
 STARTING_CASH = 10_000.0
 
 
@@ -316,6 +348,11 @@ class Episode:
     peers: dict[str, tuple[str, pd.DataFrame]] = field(default_factory=dict) # symbol -> (relation, price table)
     starting_cash: float = STARTING_CASH # USD
     chart_folder: Path | None = None # where charts of exactly these prices lie ready
+
+    def __post_init__(self):
+        if not 0 < float(self.starting_cash) < float('inf'):
+            raise StockerError(f'starting_cash = {self.starting_cash}: it has to be a finite number above zero')
+        object.__setattr__(self, 'starting_cash', float(self.starting_cash))
 
     @staticmethod
     def from_prices(
@@ -367,17 +404,28 @@ class Episode:
         "The candlestick chart of a decision day: the last 60 sessions and none after it."
         return decision_chart(self, step)
 
-# %% ../nbs/04_episodes.ipynb #8c000204
+# %% ../nbs/04_episodes.ipynb #1e154c22
+def check_next_session(
+    episode: Episode,
+) -> None:
+    "A `DataError` where the row after the window is not the next session, so that the last order cannot be filled."
+    row, last = episode.first + episode.steps, episode.dates[-1]
+    remedy = "end a session earlier, or use timing='close'"
+    if row >= len(episode.prices):
+        raise DataError('the session after the window is not on record, so the last order cannot be filled',
+                        ticker=episode.ticker, date=last, remedy=remedy)
+    following = episode.prices.index[row].strftime('%Y-%m-%d')
+    if sessions_between(last, following)[1:] != [following]:
+        raise DataError(f'the row after {last} is not the next session', ticker=episode.ticker, date=following, remedy=remedy)
+
+# %% ../nbs/04_episodes.ipynb #c3e5f995
 @lru_cache(maxsize=64)
 def episode_market(
     episode: Episode,
     timing: Timing, # the decision clock
 ) -> Market:
     "The prices that an episode's orders meet."
-    if timing is Timing.NEXT_OPEN and episode.first + episode.steps >= len(episode.prices):
-        raise DataError('the session after the window is not on record, so the last order cannot be filled',
-                        ticker=episode.ticker, date=episode.dates[-1],
-                        remedy="end a session earlier, or use timing='close'")
+    if timing is Timing.NEXT_OPEN: check_next_session(episode)
     return market_prices(episode.prices, episode.first, episode.steps, timing)
 
 # %% ../nbs/04_episodes.ipynb #a6ec1b10

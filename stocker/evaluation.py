@@ -42,14 +42,14 @@ class Performance:
     sharpe: float | None # annual mean over annual deviation, without a risk-free rate
     note: str # why a figure is missing; empty otherwise
 
-# %% ../nbs/10_evaluation.ipynb #67d052ee
+# %% ../nbs/10_evaluation.ipynb #dc94cb23
 def performance(
     value: np.ndarray, # (steps,) portfolio value after each decision, USD
     starting_cash: float, # USD
 ) -> Performance:
     "Return, worst fall, and yearly figures where there are sessions enough."
-    total, fall = float(value[-1] / starting_cash - 1), float(max_drawdown(value, starting_cash)[-1])
     curve = np.concatenate([[starting_cash], value])
+    total, fall = float(curve[-1] / starting_cash - 1), float(max_drawdown(curve, starting_cash)[-1])
     if len(value) < FEWEST_SESSIONS:
         return Performance(total, fall, None, None, None, f'{len(value)} sessions are too few for yearly figures')
     if (curve <= 0).any(): return Performance(total, fall, None, None, None, 'the value reached zero')

@@ -208,11 +208,10 @@ def rivals(fills, marks, rng, count=40):
 @settings(deadline=None, database=None, max_examples=60)
 @given(st.lists(st.floats(20.0, 300.0), min_size=1, max_size=40), costs, st.integers(0, 2**32 - 1))
 def test_the_optimum_is_ahead_of_greedy_and_of_chance(fills, cost, seed):
-    rng, path = np.random.default_rng(seed), np.array(fills)
+    rng, path, cash = np.random.default_rng(seed), np.array(fills), 10_013.7
     marks = path * rng.uniform(0.9, 1.1, len(path))
-    assume(share_limit(path, 10_000.0, cost) < 100_000)
-    best, *others = final(path, marks, [optimal_orders(path, marks, 10_000.0, cost), *rivals(path, marks, rng)],
-                          10_000.0, cost)
+    assume(share_limit(path, cash, cost) < 100_000)
+    best, *others = final(path, marks, [optimal_orders(path, marks, cash, cost), *rivals(path, marks, rng)], cash, cost)
     assert max(others) <= best * (1 + 1e-9)
 
 

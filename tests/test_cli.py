@@ -185,7 +185,7 @@ def test_a_build_from_nothing_is_refused_and_leaves_nothing(arguments, words, co
 def test_an_impossible_last_day_is_refused(end, command, tmp_path):
     lines = [f'2023-01-{day:02},1,1,1,1,1,1' for day in (3, 4, 5)]
     (tmp_path/'AAPL.csv').write_text('\n'.join(['date,open,high,low,close,adj_close,volume', *lines]))
-    refused(command('data', 'build', '--out', 'new', '--source', '.', '--end', end), 'AAPL', end)
+    refused(command('data', 'build', '--out', 'new', '--source', '.', '--end', end), end)
     assert not (tmp_path/'new').exists()
 
 
