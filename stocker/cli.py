@@ -47,12 +47,14 @@ def write_run(
     with write_atomically(folder/'summary.json') as path: path.write_text(summary, encoding='utf-8')
     with write_atomically(folder/'episode.png') as path: path.write_bytes(figure_png(episode_figure(comparison)))
 
-# %% ../nbs/20_cli.ipynb #41fabdef
+# %% ../nbs/20_cli.ipynb #78b85d23
 def show_help(
     context: typer.Context, # what was asked for
 ) -> None:
     "Print the help of a command that was named without saying what to do."
-    if context.invoked_subcommand is None: typer.echo(context.get_help())
+    if context.invoked_subcommand is not None: return
+    typer.echo(context.get_help())
+    raise typer.Exit(2)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, callback=show_help, invoke_without_command=True,
