@@ -116,7 +116,7 @@ def greedy_orders(
     long_before = np.insert(rising[:-1], 0, False)
     return np.where(rising & ~long_before, ALL_SHARES, np.where(long_before & ~rising, -ALL_SHARES, 0.0))
 
-# %% ../nbs/05_accounting.ipynb #5d7dd825
+# %% ../nbs/05_accounting.ipynb #51482652
 MOST_SHARES = 4_000_000  # beyond this the search for the optimum takes too much memory
 
 
@@ -132,7 +132,8 @@ def share_limit(
                         max(shares, cash / (price + price * transaction_cost)))
         most = max(most, shares)
     if most < MOST_SHARES: return math.floor(most) + 1
-    raise StockerError(f'a portfolio could reach {most:.2g} shares, too many to search for the optimum: start with less cash')
+    raise StockerError(f'a portfolio could reach {most:.2g} shares, too many to search for the optimum: '
+                       'start with less cash')
 
 # %% ../nbs/05_accounting.ipynb #2b809405
 def running_best(

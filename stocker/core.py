@@ -193,7 +193,7 @@ class Fundamentals(NamedTuple):
     trailing_eps: float | None # sum of the last four quarters released, USD a share; None if fewer are known
     price_to_earnings: float | None # price over trailing_eps; None where earnings are not positive
 
-# %% ../nbs/00_core.ipynb #ffeac92b
+# %% ../nbs/00_core.ipynb #fb612889
 @dataclass(frozen=True)
 class MarketObservation:
     "Everything that was public about one share at one time of decision."
@@ -211,11 +211,12 @@ class MarketObservation:
     macro: tuple[MacroEvent, ...] # last 14 days, oldest first
     peers: tuple[PeerMove, ...] # peers, commodities, market
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, 'indicators', MappingProxyType(dict(self.indicators)))
 
-    def __reduce__(self):
-        return type(self), tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in vars(self).values())
+    def __reduce__(self) -> tuple:
+        values = vars(self) | {'indicators': dict(self.indicators)} # a read-only view cannot be pickled
+        return type(self), tuple(values.values())
 
     @property
     def close(self) -> float:

@@ -7,7 +7,7 @@ __all__ = ['Votes', 'THRESHOLD', 'Moderator', 'MODERATORS', 'described', 'ask', 
            'moderate', 'vote_mean', 'vote_mean_all_in', 'Council', 'rule_council', 'TraceStep', 'Trace', 'play_step',
            'play', 'write_trace', 'check_numbers', 'read_step', 'read_trace', 'read_line', 'trace_orders']
 
-# %% ../nbs/09_council.ipynb #73c71f89
+# %% ../nbs/09_council.ipynb #71503274
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,8 @@ from typing import Any
 
 from .accounting import affordable_quantity
 from .core import (
-    ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Side, StockerError, TradeAction, Vote, canonical_json,
+    ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Side, StockerError, TradeAction, Vote,
+    canonical_json,
     digest, write_atomically)
 from .env import StockerEnv
 from .reward import RewardTerms, RewardWeights

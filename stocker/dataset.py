@@ -203,7 +203,7 @@ def using_data(
         os.environ.pop('STOCKER_DATA')
         if before is not None: os.environ['STOCKER_DATA'] = before
 
-# %% ../nbs/18_dataset.ipynb #c4cde311
+# %% ../nbs/18_dataset.ipynb #cbb58d59
 def copy_facts(
     source: Path, # with the files of FACT_FILES
     target: Path, # folder to make
@@ -213,7 +213,8 @@ def copy_facts(
     target.mkdir(parents=True, exist_ok=True)
     for name in FACT_FILES:
         if not (source/name).is_file():
-            raise DataError('the file is missing', file=source/name, remedy=f"a folder of facts holds {', '.join(FACT_FILES)}")
+            raise DataError('the file is missing', file=source/name,
+                            remedy=f"a folder of facts holds {', '.join(FACT_FILES)}")
     for name in (*FACT_FILES, 'README.md'):
         if (source/name).is_file(): shutil.copyfile(source/name, target/name)
     if not (own := list(posts)): return
@@ -311,7 +312,7 @@ def build_dataset(
             os.replace(folder/name, out/name)
     return out
 
-# %% ../nbs/18_dataset.ipynb #b5f9444e
+# %% ../nbs/18_dataset.ipynb #fb9cecf6
 def file_problems(
     folder: Path, # a data set
 ) -> Iterator[DataError]:
@@ -322,7 +323,8 @@ def file_problems(
         return
     try: recorded = dict(json.loads((folder/'manifest.json').read_text(encoding='utf-8'))['files'])
     except (ValueError, TypeError, KeyError) as error:
-        yield DataError(f'the record cannot be read ({type(error).__name__})', file=folder/'manifest.json', remedy=rebuild)
+        yield DataError(f'the record cannot be read ({type(error).__name__})', file=folder/'manifest.json',
+                        remedy=rebuild)
         return
     for name in sorted({*recorded, *(f'{table}.parquet' for table in TABLES), *dataset_files(folder)}):
         if not (folder/name).is_file(): yield DataError('the file is missing', file=folder/name, remedy=rebuild)
@@ -330,10 +332,10 @@ def file_problems(
         elif sha256_of(folder/name) != recorded[name]:
             yield DataError('the checksum differs from the record', file=folder/name, remedy=rebuild)
 
-# %% ../nbs/18_dataset.ipynb #39694f64
+# %% ../nbs/18_dataset.ipynb #67214573
 TIMES = frozenset({'date', 'session', 'last_date', 'released_at', 'opens_at', 'closes_at'})
-TEXTS = frozenset({'ticker', 'symbol', 'relation', 'timing', 'task', 'fiscal_quarter', 'kind', 'headline', 'tone', 'stance',
-                   'country', 'community', 'title', 'text', 'origin'})
+TEXTS = frozenset({'ticker', 'symbol', 'relation', 'timing', 'task', 'fiscal_quarter', 'kind', 'headline', 'tone',
+                   'stance', 'country', 'community', 'title', 'text', 'origin'})
 
 
 def column_kind(

@@ -117,7 +117,7 @@ class Run:
             value / course.starting_cash - 1.0, course.ideal_pnl_pct[t], course.scale, course.growth[t],
             weights.invalid_penalty if invalid else 0.0, bonus, weights)
 
-# %% ../nbs/07_env.ipynb #a4b789f1
+# %% ../nbs/07_env.ipynb #f73757b8
 @dataclass(frozen=True)
 class Snapshot:
     "The whole state of a run."
@@ -132,7 +132,7 @@ class Snapshot:
     value: float # portfolio value at the last mark, USD
     random_state: dict | None = None # state of the random generator; None before it was first used
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if type(self.step) is not int or self.step < 0: raise StockerError(f'snapshot: step = {self.step!r}')
         for name in ('cash', 'shares', 'peak', 'max_drawdown', 'value'):
             number = getattr(self, name)

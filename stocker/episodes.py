@@ -305,7 +305,7 @@ def sessions_between(
     later = pd.bdate_range(max(start, known[-1]), max(end, known[-1])).strftime('%Y-%m-%d')
     return [day for day in (*known, *later[later > known[-1]]) if start <= day <= end]
 
-# %% ../nbs/04_episodes.ipynb #1b98c1f0
+# %% ../nbs/04_episodes.ipynb #d81c3ae2
 WARM_UP_SESSIONS = 252
 
 
@@ -321,7 +321,8 @@ def window_rows(
     choose = f'choose a window between {prices.index[0]:%Y-%m-%d} and {prices.index[-1]:%Y-%m-%d}'
     first, last = prices.index.searchsorted([iso_day(start), iso_day(end) + pd.Timedelta(days=1)])
     if last - first < 2:
-        raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker, remedy=choose)
+        raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker,
+                        remedy=choose)
     if first < WARM_UP_SESSIONS:
         raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
                         ticker=ticker, date=start, remedy='start later, or load an earlier history')
@@ -331,7 +332,7 @@ def window_rows(
         if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=choose)
     return int(first), int(last - first)
 
-# %% ../nbs/04_episodes.ipynb #e29f988e
+# %% ../nbs/04_episodes.ipynb #3ab87b96
 STARTING_CASH = 10_000.0
 
 
@@ -349,7 +350,7 @@ class Episode:
     starting_cash: float = STARTING_CASH # USD
     chart_folder: Path | None = None # where charts of exactly these prices lie ready
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 < float(self.starting_cash) < float('inf'):
             raise StockerError(f'starting_cash = {self.starting_cash}: it has to be a finite number above zero')
         object.__setattr__(self, 'starting_cash', float(self.starting_cash))
@@ -404,7 +405,7 @@ class Episode:
         "The candlestick chart of a decision day: the last 60 sessions and none after it."
         return decision_chart(self, step)
 
-# %% ../nbs/04_episodes.ipynb #1e154c22
+# %% ../nbs/04_episodes.ipynb #d7ee25f5
 def check_next_session(
     episode: Episode,
 ) -> None:
@@ -416,7 +417,8 @@ def check_next_session(
                         ticker=episode.ticker, date=last, remedy=remedy)
     following = episode.prices.index[row].strftime('%Y-%m-%d')
     if sessions_between(last, following)[1:] != [following]:
-        raise DataError(f'the row after {last} is not the next session', ticker=episode.ticker, date=following, remedy=remedy)
+        raise DataError(f'the row after {last} is not the next session', ticker=episode.ticker, date=following,
+                        remedy=remedy)
 
 # %% ../nbs/04_episodes.ipynb #c3e5f995
 @lru_cache(maxsize=64)

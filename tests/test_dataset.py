@@ -375,7 +375,8 @@ def test_a_missing_chart_is_named_even_if_the_record_does_not_know_it(copy):
 
 
 def test_a_byte_at_the_end_of_any_file_is_found(copy):
-    paths = {copy/name for name in ('charts/AAPL_2023-08-15.png', 'prices.parquet', 'facts/macro.csv', 'earnings.parquet')}
+    names = ('charts/AAPL_2023-08-15.png', 'prices.parquet', 'facts/macro.csv', 'earnings.parquet')
+    paths = {copy/name for name in names}
     for path in paths:
         with open(path, 'ab') as handle: handle.write(b'\n')
     assert paths <= {problem.file for problem in check_dataset(copy)}

@@ -2,7 +2,7 @@
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cache
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -23,7 +23,7 @@ UNITS = ('s', 'ms', 'us', 'ns')
 RESULTS = [('task_easy', '2023-08-03'), ('task_medium', '2024-01-25'), ('task_hard', '2022-10-26')]
 
 
-@lru_cache(maxsize=None)
+@cache
 def sessions():
     return pd.DatetimeIndex(load_table('calendar')['session'])
 
@@ -61,7 +61,7 @@ def later_replaced(facts, moment, name):
     "Facts in which everything released after a moment says something else, and much is added right after it."
     known = [fact for fact in facts if datetime.fromisoformat(fact.released_at) <= moment]
     later = [fact for fact in facts if datetime.fromisoformat(fact.released_at) > moment]
-    swap = {field: 'changed' for field in ('headline', 'tone', 'stance', 'title', 'text', 'kind', 'fiscal_quarter')}
+    swap = dict.fromkeys(('headline', 'tone', 'stance', 'title', 'text', 'kind', 'fiscal_quarter'), 'changed')
     swap |= {'score': 10**6, 'trailing_eps': 99.0}
     changer = replace if name == 'earnings' else lambda fact, **new: fact._replace(**new)
     fields = (known or later)[0].__dataclass_fields__ if name == 'earnings' else (known or later)[0]._fields

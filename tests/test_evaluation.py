@@ -26,7 +26,7 @@ def made_up(closes):
     dates = pd.DatetimeIndex(load_table('calendar')['session'])
     dates = dates[dates >= '2020-01-02'][:252 + len(closes)].rename('date')
     close = np.concatenate([np.full(252, 100.0), closes])
-    table = pd.DataFrame({name: close for name in ('open', 'high', 'low', 'close', 'adj_close')}, dates)
+    table = pd.DataFrame(dict.fromkeys(('open', 'high', 'low', 'close', 'adj_close'), close), dates)
     return Episode.from_prices(table.assign(volume=1e6), 'XYZ', *(str(dates[i].date()) for i in (252, -1)))
 
 
