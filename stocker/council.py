@@ -7,18 +7,19 @@ __all__ = ['Votes', 'THRESHOLD', 'Moderator', 'MODERATORS', 'described', 'ask', 
            'moderate', 'vote_mean', 'vote_mean_all_in', 'Council', 'rule_council', 'TraceStep', 'Trace', 'play_step',
            'play', 'write_trace', 'check_numbers', 'read_step', 'read_trace', 'read_line', 'trace_orders']
 
-# %% ../nbs/09_council.ipynb #71503274
+# %% ../nbs/09_council.ipynb #52f7fa29
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from .accounting import affordable_quantity
 from .core import (
     ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Side, StockerError, TradeAction, Vote,
-    canonical_json,
+    as_timing, canonical_json,
     digest, write_atomically)
 from .env import StockerEnv
 from .reward import RewardTerms, RewardWeights
@@ -218,16 +219,18 @@ def write_trace(
     with write_atomically(path) as temporary:
         temporary.write_text('\n'.join(canonical_json(line) for line in (head, *trace.steps)) + '\n', encoding='utf-8')
 
-# %% ../nbs/09_council.ipynb #c894e835
+# %% ../nbs/09_council.ipynb #95ecbceb
 def check_numbers(
     values: dict[str, Any], # fields by name
     names: Iterable[str], # those that hold numbers
 ) -> None:
     "A `ValueError` where a field is not a finite number."
     for name in names:
-        if isinstance(values[name], bool) or not isinstance(values[name], (int, float)): raise ValueError(name)
+        value = values[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f'{name} is {value!r}')
 
-# %% ../nbs/09_council.ipynb #3ffd8567
+# %% ../nbs/09_council.ipynb #672aafc0
 def read_step(
     line: str, # one line of a trace
 ) -> TraceStep:
@@ -236,6 +239,8 @@ def read_step(
     decision, terms = CouncilDecision.model_validate(values.pop('decision')), values.pop('terms')
     check_numbers(values, ('step', 'price', 'traded', 'cash', 'shares', 'value'))
     check_numbers(terms, RewardTerms._fields)
+    if not isinstance(values['invalid'], bool): raise ValueError('invalid')
+    date.fromisoformat(values['date'])
     seats = sorted(decision.votes, key=lambda role: ROLES.index(role) if role in ROLES else len(ROLES))
     decision = decision.model_copy(update={'votes': {role: decision.votes[role] for role in seats}})
     return TraceStep(decision=decision, terms=RewardTerms(**terms), **values)
@@ -253,7 +258,7 @@ def read_trace(
         return Trace(steps=tuple(steps), **head)
     raise StockerError(f'{path}: steps are missing, doubled or out of order; run the episode again')
 
-# %% ../nbs/09_council.ipynb #2a3a18b8
+# %% ../nbs/09_council.ipynb #f3ecf3e9
 def read_line(
     line: str, # a line of a trace
     path: str | Path, # where it stands, for the error message
@@ -263,7 +268,7 @@ def read_line(
     try:
         if number > 1: return read_step(line)
         head = json.loads(line)
-        head['weights'] = RewardWeights(**head['weights'])
+        head['weights'], _ = RewardWeights(**head['weights']), as_timing(head['timing'])
         check_numbers(head, ('starting_cash', 'steps'))
         Trace(**head)
         return head

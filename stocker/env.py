@@ -181,14 +181,16 @@ class ArrayObserver:
         cells[end - 3], cells[end - 2] = (run.cash + holding) / start - 1.0, run.max_drawdown
         return self.rows[step]
 
-# %% ../nbs/07_env.ipynb #9c8118e4
+# %% ../nbs/07_env.ipynb #7049ecca
 def as_episodes(
     task: str | Episode | Sequence[Episode], # a task's name, 'all', an episode, or several
 ) -> tuple[Episode, ...]:
     "The episodes that an environment plays."
     if isinstance(task, Episode): return (task,)
     if isinstance(task, str): return tuple(load_task(name) for name in (TASKS if task == 'all' else [task]))
-    if isinstance(task, Sequence) and task and all(isinstance(one, Episode) for one in task): return tuple(task)
+    if isinstance(task, Sequence) and task and all(isinstance(one, Episode) for one in task):
+        if len({one.name for one in task}) == len(task): return tuple(task)
+        raise StockerError('two episodes have the same name: give each one of its own')
     raise StockerError(f"{task!r} is no episode: give a task's name, 'all', an episode, or a list of episodes")
 
 # %% ../nbs/07_env.ipynb #d0163354

@@ -332,7 +332,7 @@ def window_rows(
         if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=choose)
     return int(first), int(last - first)
 
-# %% ../nbs/04_episodes.ipynb #3ab87b96
+# %% ../nbs/04_episodes.ipynb #37f07b07
 STARTING_CASH = 10_000.0
 
 
@@ -351,7 +351,7 @@ class Episode:
     chart_folder: Path | None = None # where charts of exactly these prices lie ready
 
     def __post_init__(self) -> None:
-        if not 0 < float(self.starting_cash) < float('inf'):
+        if isinstance(self.starting_cash, bool) or not 0 < float(self.starting_cash) < float('inf'):
             raise StockerError(f'starting_cash = {self.starting_cash}: it has to be a finite number above zero')
         object.__setattr__(self, 'starting_cash', float(self.starting_cash))
 
@@ -365,8 +365,9 @@ class Episode:
     ) -> 'Episode':
         "An episode of any share and window; a table that cannot carry it is a `DataError`."
         first, steps = window_rows(prices, ticker, start, end)
+        for symbol, (_, table) in options.get('peers', {}).items(): check_prices(table, symbol)
         options.setdefault('name', f'{ticker}:{start}:{end}')
-        return Episode(ticker=ticker, prices=prices, first=first, steps=steps, **options)
+        return Episode(ticker=ticker, prices=prices.copy(), first=first, steps=steps, **options)
 
     @property
     def dates(self) -> tuple[str, ...]: # (steps,) ISO dates

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['SESSIONS_A_YEAR', 'Numbers', 'LEAST_SCALE', 'BONUS_LIMIT', 'FREE_DRAWDOWN', 'RewardWeights', 'inflation_growth',
-           'bounded', 'ideal_scale', 'RewardTerms', 'reward_terms', 'trajectory_bonus', 'Yardstick', 'yardstick',
-           'grade']
+           'bounded', 'ideal_scale', 'RewardTerms', 'reward_terms', 'trajectory_bonus', 'Yardstick', 'value_of',
+           'yardstick', 'grade']
 
-# %% ../nbs/06_reward.ipynb #89fc70fd
+# %% ../nbs/06_reward.ipynb #30f207f1
 import math
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -113,31 +113,52 @@ def trajectory_bonus(
     alpha = bounded(final_value / buy_and_hold_value - 1.0, 0.0, BONUS_LIMIT)
     return alpha - bounded(max_drawdown - FREE_DRAWDOWN, 0.0, BONUS_LIMIT)
 
-# %% ../nbs/06_reward.ipynb #a02af7b1
+# %% ../nbs/06_reward.ipynb #9047e502
 @dataclass(frozen=True, eq=False)
 class Yardstick:
     "What runs of one market are compared with, as profit in fractions of the starting cash."
 
+    market: Market # fill and valuation prices
+    starting_cash: float # USD
+    transaction_cost: float # fee as a fraction of what is traded
     ideal_pnl_pct: np.ndarray # (steps,) greedy hindsight
-    optimum_pnl_pct: np.ndarray # (steps,) best that whole shares and fees allow
-    optimum_orders: np.ndarray # (steps,) its shares bought (above zero) or sold (below zero)
     buy_and_hold: np.ndarray # (steps,) value of buying all on the first day, USD
     scale: float # what a gap to the ideal is measured in
 
-# %% ../nbs/06_reward.ipynb #6a417c5d
+    @cached_property
+    def optimum_orders(self) -> np.ndarray: # (steps,) shares bought (above zero) or sold (below zero)
+        "The orders of the best run that whole shares and fees allow."
+        return optimal_orders(self.market.fills, self.market.marks, self.starting_cash, self.transaction_cost)
+
+    @cached_property
+    def optimum_pnl_pct(self) -> np.ndarray: # (steps,)
+        "The profit of the best run that whole shares and fees allow."
+        value = value_of(self.optimum_orders[:, None], self.market, self.starting_cash, self.transaction_cost)
+        return value[:, 0] / self.starting_cash - 1.0
+
+# %% ../nbs/06_reward.ipynb #6f58732c
+def value_of(
+    orders: np.ndarray, # (steps, runs) shares to buy (above zero) or sell (below zero)
+    market: Market, # fill and valuation prices
+    starting_cash: float, # USD
+    transaction_cost: float, # fee as a fraction of what is traded
+) -> np.ndarray: # (steps, runs) portfolio value after each decision, USD
+    "What orders come to in a market."
+    return simulate(market.fills, market.marks, orders, starting_cash, transaction_cost).value
+
+
 @lru_cache(maxsize=1024)
 def yardstick(
     market: Market, # fill and valuation prices
     starting_cash: float, # USD
     transaction_cost: float, # fee as a fraction of what is traded
 ) -> Yardstick:
-    "Ideal, optimum and buy and hold of one market."
-    best = optimal_orders(market.fills, market.marks, starting_cash, transaction_cost)
+    "What the runs of one market are compared with."
     buy_all = np.where(np.arange(len(market.fills)) == 0, ALL_SHARES, 0.0)
-    orders = np.stack([greedy_orders(market.fills, market.marks), best, buy_all], axis=1)
-    value = simulate(market.fills, market.marks, orders, starting_cash, transaction_cost).value
-    ideal, optimum = (value[:, i] / starting_cash - 1.0 for i in (0, 1))
-    return Yardstick(ideal, optimum, best, value[:, 2], ideal_scale(float(ideal[-1])))
+    orders = np.stack([greedy_orders(market.fills, market.marks), buy_all], axis=1)
+    greedy, buy_and_hold = value_of(orders, market, starting_cash, transaction_cost).T
+    ideal = greedy / starting_cash - 1.0
+    return Yardstick(market, starting_cash, transaction_cost, ideal, buy_and_hold, ideal_scale(float(ideal[-1])))
 
 # %% ../nbs/06_reward.ipynb #23095183
 def grade(

@@ -508,3 +508,18 @@ def test_the_portfolio_is_what_the_moderator_needs():
     closes = load_task('task_easy').market().closes
     assert env.portfolio == Portfolio(1, 43, env.run.cash, 10, closes[1], 10_000.0, 0.001, env.run.max_drawdown)
     assert json.loads(canonical_json(env.portfolio))['shares'] == 10
+
+
+def test_two_episodes_of_one_name_are_refused():
+    with pytest.raises(StockerError, match='same name'): StockerEnv([load_task('task_easy'), load_task('task_easy')])
+
+
+def test_a_long_window_needs_no_search_for_the_optimum(monkeypatch):
+    "The reward does not ask for the optimum, so an environment must not compute it."
+    def forbidden(*arguments): raise AssertionError('the optimum was computed')
+    monkeypatch.setattr('stocker.reward.optimal_orders', forbidden)
+    episode = Episode.from_prices(load_prices('SNAP'), 'SNAP', '2020-01-02', '2021-12-31')
+    env = StockerEnv(episode)
+    env.reset()
+    assert env.step((BUY, 10))[1] == simulate_rewards(episode, np.eye(1, episode.steps, dtype=int).T,
+                                                      np.full((episode.steps, 1), 10)).rewards[0, 0]

@@ -480,3 +480,18 @@ def test_a_chart_is_never_looked_for_outside_its_folder(ticker, tmp_path):
     episode = replace(playable(chart_folder=tmp_path/'charts'), ticker=ticker)
     with pytest.raises(StockerError) as error: episode.chart(0)
     one_line(error)
+
+
+def test_changing_the_table_afterwards_changes_no_episode():
+    prices = walk()
+    episode = Episode.from_prices(prices, 'XYZ', '2021-03-01', '2021-04-30')
+    before = canonical_json(episode.observations()[0]), episode.market().fills.tolist()
+    prices.iloc[:] *= 2
+    assert (canonical_json(episode.observations()[0]), episode.market('next_open').closes.tolist()) == before
+
+
+@pytest.mark.parametrize('change, word', [
+    (lambda table: table.iloc[::-1], 'date'), (lambda table: table.assign(close=np.nan), 'missing')])
+def test_a_peer_with_a_bad_table_is_refused_by_its_name(change, word):
+    with pytest.raises(DataError, match='PEER') as error: playable(peers={'PEER': ('peer', change(walk(seed=1)))})
+    assert word in one_line(error)
