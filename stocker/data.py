@@ -7,13 +7,13 @@ __all__ = ['PRICE_COLUMNS', 'ADJUSTMENT', 'KNOWN_GAPS', 'NUMBER', 'DAY', 'FINAL_
            'MERGE_TOLERANCE', 'TEXT', 'TICKER', 'COUNTRY', 'TONE', 'STANCE', 'MOMENT', 'HEADLINE_FORMS', 'MACRO_FORMS',
            'FORUM_FORMS', 'EARNINGS_FORMS', 'EARLIEST_POST', 'LATEST_POST', 'TAKEN_BACK', 'adjust_for_dividends',
            'fixed_type', 'write_table', 'read_table', 'load_table', 'sha256_of', 'price_tables', 'load_prices', 'need',
-           'nyse_years', 'nyse_sessions', 'table_fault', 'date_faults', 'row_faults', 'session_faults',
-           'price_problems', 'check_prices', 'PriceSource', 'in_window', 'csv_lines', 'csv_rows', 'price_line_fault',
-           'read_price_file', 'FolderSource', 'yahoo_symbol', 'ticker_columns', 'session_dates', 'tidy_prices',
-           'drop_unfinished', 'RateLimited', 'yahoo_download', 'ask_yahoo', 'YahooSource', 'fetch_patiently',
-           'fetch_all', 'one_ratio', 'merge_history', 'Form', 'field_fault', 'by_release', 'read_facts',
-           'read_headlines', 'read_macro', 'read_forum', 'read_quarterly_eps', 'quarter_before', 'trailing_earnings',
-           'body_text', 'one_line', 'forum_post', 'import_forum']
+           'nyse_years', 'nyse_sessions', 'table_fault', 'date_faults', 'rows_are_sound', 'row_faults',
+           'session_faults', 'price_problems', 'check_prices', 'PriceSource', 'in_window', 'csv_lines', 'csv_rows',
+           'price_line_fault', 'read_price_file', 'FolderSource', 'yahoo_symbol', 'ticker_columns', 'session_dates',
+           'tidy_prices', 'drop_unfinished', 'RateLimited', 'yahoo_download', 'ask_yahoo', 'YahooSource',
+           'fetch_patiently', 'fetch_all', 'one_ratio', 'merge_history', 'Form', 'field_fault', 'by_release',
+           'read_facts', 'read_headlines', 'read_macro', 'read_forum', 'read_quarterly_eps', 'quarter_before',
+           'trailing_earnings', 'body_text', 'one_line', 'forum_post', 'import_forum']
 
 # %% ../nbs/01_data.ipynb #20128e8a
 import csv
@@ -185,11 +185,22 @@ def date_faults(
     late = np.flatnonzero(dates[1:] < dates[:-1]) + 1
     return twice + [(dates[i], f'the date comes after {dates[i - 1].date()}') for i in late]
 
-# %% ../nbs/01_data.ipynb #79d35643
+# %% ../nbs/01_data.ipynb #cdf09e67
+def rows_are_sound(
+    prices: pd.DataFrame, # a price table
+) -> bool: # whether `row_faults` has nothing to say
+    "All rules at once, for the usual case that none is broken."
+    numbers = prices.to_numpy()
+    opened, high, low, close, _, volume = numbers.T
+    in_order = (low <= np.minimum(opened, close)) & (high >= np.maximum(opened, close))
+    return bool(np.isfinite(numbers).all() and (numbers[:, :5] > 0).all() and (volume >= 0).all() and in_order.all())
+
+
 def row_faults(
     prices: pd.DataFrame, # a price table
 ) -> list[tuple[pd.Timestamp, str]]: # date and fault
     "Rows whose numbers cannot be right."
+    if rows_are_sound(prices): return []
     faults = []
     for column, values in prices.items():
         faults += [(day, f'{column} is missing or not finite') for day in prices.index[~np.isfinite(values)]]

@@ -198,7 +198,7 @@ def vote_grid(
     return np.array([[vote.signal * vote.confidence if isinstance(vote, Vote) else np.nan for vote in seat]
                      for seat in seats])
 
-# %% ../nbs/10_evaluation.ipynb #ef3f0445
+# %% ../nbs/10_evaluation.ipynb #37da8244
 def draw_votes(
     ax: 'Axes', # where to draw
     trace: Trace, # a whole run
@@ -211,7 +211,8 @@ def draw_votes(
     dates = [step.date for step in trace.steps]
     ax.set_xticks(range(0, len(dates), 5), [date[5:] for date in dates[::5]], fontsize=8)
     ax.set_xlabel(f'decision day of {dates[0][:4]} (month-day)')
-    ax.figure.colorbar(image, ax=ax, label='signal x confidence', ticks=[-1, 0, 1])
+    beside = ax.inset_axes((1.015, 0, 0.02, 1))
+    ax.figure.colorbar(image, cax=beside, label='signal x confidence', ticks=[-1, 0, 1])
 
 # %% ../nbs/10_evaluation.ipynb #1d7e15b2
 def headline(
@@ -225,18 +226,19 @@ def headline(
     name = trace.council.replace('_', ' ')
     return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {clock}'
 
-# %% ../nbs/10_evaluation.ipynb #ff42650e
+# %% ../nbs/10_evaluation.ipynb #180c9129
 def episode_figure(
     comparison: Comparison, # a run and its baselines
 ) -> 'Figure':
     "Price with trades, portfolio with baselines, and all votes."
     from matplotlib.figure import Figure
-    figure = Figure(figsize=(10, 9), layout='constrained')
+    figure = Figure(figsize=(10, 9))
     axes = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 2.4])
+    figure.subplots_adjust(left=0.13, right=0.91, bottom=0.06, top=0.945, hspace=0.06)
     draw_price(axes[0], comparison.trace)
     draw_values(axes[1], comparison.results)
     draw_votes(axes[2], comparison.trace)
-    figure.suptitle(headline(comparison))
+    figure.suptitle(headline(comparison), y=0.985)
     return figure
 
 # %% ../nbs/10_evaluation.ipynb #461680ed
