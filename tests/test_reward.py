@@ -18,7 +18,7 @@ parts = st.floats(0.0, 5.0)
 
 
 def performance_as_written(gap, scale):
-    "The three branches as they stand in the design."
+    "The performance factor in its three cases."
     if gap < 0: return 1 + min(1, abs(gap) / scale)
     if gap <= scale: return 1 - gap / scale
     return -min(1, (gap - scale) / scale)
