@@ -242,16 +242,17 @@ class Portfolio:
         "Cash plus shares at the last close known, USD."
         return self.cash + self.shares * self.price
 
-# %% ../nbs/00_core.ipynb #5c8f1e55
-WRITTEN_AS_IS = frozenset({str, int, bool, type(None)})
+# %% ../nbs/00_core.ipynb #4c32a1f7
+WRITTEN_AS_IS = frozenset({int, bool, type(None)})
 
 
 def plain(
     value: Any, # dataclass, pydantic model, NumPy scalar, mapping, sequence or plain value
 ) -> Any: # dicts, lists, strings, finite numbers and None only
-    "The value as JSON can hold it; NaN becomes None, an infinity is a `ValueError`."
+    "The value as JSON can hold it; NaN becomes None, half a sign becomes ?, an infinity is a `ValueError`."
     if type(value) in WRITTEN_AS_IS: return value
     if isinstance(value, Enum): return plain(value.value)
+    if isinstance(value, str): return value if value.isascii() else value.encode('utf-8', 'replace').decode()
     if isinstance(value, float):
         if math.isinf(value): raise ValueError('an infinite number cannot be written as JSON')
         return None if math.isnan(value) else float(value)

@@ -7,7 +7,7 @@ __all__ = ['Votes', 'THRESHOLD', 'Moderator', 'MODERATORS', 'described', 'ask', 
            'moderate', 'vote_mean', 'vote_mean_all_in', 'Council', 'rule_council', 'TraceStep', 'Trace', 'play_step',
            'play', 'write_trace', 'check_numbers', 'read_step', 'read_trace', 'read_line', 'trace_orders']
 
-# %% ../nbs/09_council.ipynb #52f7fa29
+# %% ../nbs/09_council.ipynb #22a05569
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from .accounting import affordable_quantity
+from .cache import observation_digest
 from .core import (
     ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Side, StockerError, TradeAction, Vote,
     as_timing, canonical_json,
-    digest, write_atomically)
+    write_atomically)
 from .env import StockerEnv
 from .reward import RewardTerms, RewardWeights
 from .specialists import RULE_ANALYSTS, Specialist
@@ -181,7 +182,7 @@ class Trace:
         "The sum of all rewards."
         return math.fsum(step.terms.reward for step in self.steps)
 
-# %% ../nbs/09_council.ipynb #06d9ed85
+# %% ../nbs/09_council.ipynb #6dd2c2f3
 def play_step(
     env: StockerEnv, # with decisions left
     council: Council, # who decides
@@ -191,7 +192,8 @@ def play_step(
     decision = council.decide(observation, portfolio)
     _, _, _, _, information = env.step(decision.action)
     return TraceStep(
-        step, observation.date, observation.decided_at, digest(observation), decision, env.run.course.fills[step],
+        step, observation.date, observation.decided_at, observation_digest(observation), decision,
+        env.run.course.fills[step],
         information['traded'], information['invalid'], env.run.cash, env.run.shares, information['portfolio_value'],
         information['terms'])
 
