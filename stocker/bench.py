@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['BENCHMARKS', 'Measurement', 'seconds', 'in_turn', 'median_ratio', 'anytrading_steps', 'own_steps', 'batch_steps',
            'step_measurements', 'plain_charts', 'own_charts', 'chart_measurements', 'import_seconds', 'command_seconds',
-           'start_measurements', 'report']
+           'start_measurements', 'sweep_task', 'sweep_measurements', 'report']
 
-# %% ../nbs/19_bench.ipynb #8ba71c28
+# %% ../nbs/19_bench.ipynb #80991dbe
 import logging
 import statistics
 import subprocess
@@ -17,14 +17,18 @@ import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .charts import CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, write_charts
 from .core import StockerError
+from .council import play, rule_council
 from .env import StockerEnv, simulate_rewards
 from .episodes import TASKS, load_task
+from .tuning import random_settings, seed_grid, sweep
+
+if TYPE_CHECKING: import pandas as pd
 
 # %% ../nbs/19_bench.ipynb #68ab02bb
 class Measurement(NamedTuple):
@@ -201,9 +205,34 @@ def start_measurements() -> list[Measurement]: # three lines
     took = command_seconds(['run', 'all'])
     return [*lines, Measurement('stocker run all', f'{took:.2f} s', 'limit 5 s', 5 / took, 1.0)]
 
-# %% ../nbs/19_bench.ipynb #05ba7b91
+# %% ../nbs/19_bench.ipynb #76478082
+def sweep_task(
+    settings: 'pd.DataFrame', # from `seed_grid` or `random_settings`
+) -> Callable[[], int]: # sweeps them once
+    "A sweep of the rule council's run of task_easy; how many settings."
+    trace = play(StockerEnv('task_easy'), rule_council())
+
+    def run() -> int:
+        "All settings once."
+        return len(sweep(trace, settings))
+    return run
+
+
+def sweep_measurements() -> list[Measurement]:
+    "Sweeps of three sizes against their limits, the shortest of several each."
+    rng = np.random.default_rng(0)
+    small = min(in_turn([sweep_task(seed_grid())], rounds=50)[0])
+    large = min(in_turn([sweep_task(random_settings(100_000, rng))], rounds=5)[0])
+    million = min(in_turn([sweep_task(random_settings(1_000_000, rng))], rounds=2)[0])
+    return [Measurement('sweep, 180 settings', f'{180_000 * small:.2f} ms', 'limit 2 ms', 0.002 / (180 * small), 1.0),
+            Measurement('sweep, a million settings', f'{1e6 * million:.2f} s', 'limit 2 s', 2 / (1e6 * million), 1.0),
+            Measurement('a setting among a million', f'{1e6 * million:.2f} us', f'among 100,000: {1e6 * large:.2f} us',
+                        large / million, 0.5)]
+
+# %% ../nbs/19_bench.ipynb #0fc08665
 BENCHMARKS: dict[str, Callable[[], list[Measurement]]] = {
-    'steps': step_measurements, 'charts': chart_measurements, 'start': start_measurements}
+    'steps': step_measurements, 'charts': chart_measurements, 'sweep': sweep_measurements,
+    'start': start_measurements}
 
 # %% ../nbs/19_bench.ipynb #86aa5748
 def report(

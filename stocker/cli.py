@@ -216,10 +216,10 @@ def unpack(file: PackedFile, root: CacheRoot = CACHE_ROOT) -> None:
     from stocker.cache import unpack_cache
     typer.echo(f'{unpack_cache(file, root)} votes unpacked into {root}')
 
-# %% ../nbs/20_cli.ipynb #2a214cfc
+# %% ../nbs/20_cli.ipynb #7d94cd76
 @app.command()
 def bench(
-    only: Annotated[str | None, typer.Option(help='steps, charts or start')] = None,
+    only: Annotated[str | None, typer.Option(help='steps, charts, sweep or start')] = None,
 ) -> None:
     "Measure every promised speed on this machine; takes about a minute."
     from stocker.bench import BENCHMARKS, report

@@ -1,0 +1,364 @@
+"""Tuning: a replay is exact, a sweep equals its replays, a trace that is not what it says is refused by its step."""
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stocker.accounting import fill_batch
+from stocker.core import CouncilDecision, Side, StockerError, Timing, TradeAction, digest
+from stocker.council import Trace, TraceStep, play, read_trace, rule_council, write_trace
+from stocker.env import StockerEnv
+from stocker.episodes import TASKS, Episode, load_task
+from stocker.reward import RewardWeights, inflation_growth
+from stocker.tuning import (
+    SETTINGS, TRIED_ORDERS, ManyWeights, choose, fill_under_fees, group_advantages, group_rewards, heat_map,
+    observation_digests, random_settings, read_settings, replay, seed_grid, setting_classes, sweep, write_choice)
+
+SIDES = list(Side)
+
+
+def random_weights(rng):
+    return RewardWeights(*map(float, rng.random(5) * [1.5, 1.0, 0.3, rng.choice([0.0, 0.001, 0.05, 0.4]), 0.1]))
+
+
+def random_action(rng):
+    "Orders of every size: none, below zero, more than anyone can buy, more digits than a float holds."
+    quantity = int(rng.choice([0, -3, 1, int(rng.integers(0, 80)), 10_000, 10**18, 10**400]))
+    return TradeAction(side=SIDES[rng.integers(0, 3)], quantity=quantity)
+
+
+def played(name, timing, weights, actions):
+    "A trace of given orders, made by the environment alone."
+    env = StockerEnv(name, timing, weights)
+    env.reset()
+    episode, steps = env.episode, []
+    seen = observation_digests(episode, timing)
+    for t, action in enumerate(actions):
+        info = env.step(action)[4]
+        steps.append(TraceStep(
+            t, episode.dates[t], '', seen[t], CouncilDecision(votes={}, action=action, rationale=''),
+            env.run.course.fills[t], info['traded'], info['invalid'], env.run.cash, env.run.shares,
+            info['portfolio_value'], info['terms']))
+    return Trace(episode.name, episode.ticker, timing.value, 'random', episode.starting_cash, weights, tuple(steps))
+
+
+def random_trace(name, timing, rng):
+    return played(name, timing, random_weights(rng), [random_action(rng) for _ in range(load_task(name).steps)])
+
+
+@pytest.fixture(scope='module')
+def trace():
+    return play(StockerEnv('task_easy'), rule_council())
+
+
+@pytest.fixture(scope='module')
+def table(trace):
+    return sweep(trace, seed_grid())
+
+
+@pytest.mark.parametrize('timing', list(Timing))
+@pytest.mark.parametrize('name', list(TASKS))
+def test_replay_is_exact(name, timing):
+    rng = np.random.default_rng(len(name))
+    for _ in range(50):
+        run = random_trace(name, timing, rng)
+        terms = replay(run, run.weights)
+        for field, column in terms._asdict().items():
+            assert column.tolist() == [getattr(step.terms, field) for step in run.steps]
+
+
+@pytest.mark.parametrize('timing', list(Timing))
+@pytest.mark.parametrize('name', list(TASKS))
+def test_replay_under_other_weights_is_the_environment_under_them(name, timing):
+    rng = np.random.default_rng(7)
+    for _ in range(10):
+        run, other = random_trace(name, timing, rng), random_weights(rng)
+        again = played(name, timing, other, [step.decision.action for step in run.steps])
+        assert replay(run, other).reward.tolist() == [step.terms.reward for step in again.steps]
+
+
+@pytest.mark.parametrize('count', [5, 40]) # few fees go through plain numbers, many through arrays
+@pytest.mark.parametrize('timing', list(Timing))
+@pytest.mark.parametrize('name', list(TASKS))
+def test_sweep_equals_replay(name, timing, count):
+    rng = np.random.default_rng(3)
+    run = random_trace(name, timing, rng)
+    settings = random_settings(count, rng).assign(invalid_penalty=rng.random(count) * 0.1)
+    result = sweep(run, settings)
+    for row in range(0, count, 4):
+        weights = RewardWeights(**settings.iloc[row])
+        again = played(name, timing, weights, [step.decision.action for step in run.steps])
+        assert result.total[row] == pytest.approx(again.total_reward, abs=1e-11)
+        assert result.final_value[row] == again.steps[-1].value
+        assert result.trades[row] == sum(step.traded != 0 for step in again.steps)
+
+
+def test_blocks_and_threads_change_nothing(trace, monkeypatch):
+    settings = random_settings(500, np.random.default_rng(0))
+    settings.loc[100:300, 'transaction_cost'] = 0.001
+    whole = sweep(trace, settings)
+    monkeypatch.setattr('stocker.tuning.SETTINGS_AT_ONCE', 64)
+    monkeypatch.setattr('stocker.tuning.CELLS_AT_ONCE', 300)
+    parts = sweep(trace, settings)
+    pd.testing.assert_frame_equal(whole, parts, rtol=0, atol=1e-11)
+    assert (whole.final_value == parts.final_value).all()
+
+
+def test_the_order_and_names_of_rows_are_kept(trace):
+    settings = random_settings(30, np.random.default_rng(0))
+    shuffled = settings.sample(frac=1, random_state=1).rename(index='row {}'.format)
+    expected = sweep(trace, settings)
+    for name, total in sweep(trace, shuffled).total.items():
+        assert total == pytest.approx(expected.total[int(name[4:])], abs=1e-12)
+
+
+def test_no_inflation_and_no_weights(trace):
+    settings = pd.DataFrame([(0, 0, 0, 0), (1, 0, 0, 0.999)], columns=list(SETTINGS))
+    result = sweep(trace, settings.assign(invalid_penalty=0))
+    assert result.total[0] == pytest.approx(replay(trace, RewardWeights(0, 0, 0, 0, 0)).reward.sum(), abs=1e-12)
+    assert np.isfinite(result.to_numpy()).all()
+
+
+def test_the_seed_grid_has_180_combinations(table):
+    grid = seed_grid()
+    assert len(grid) == len(grid.drop_duplicates()) == 180
+    for row in ((1.0, 0.0, 0.05, 0.0), (0.7, 0.3, 0.05, 0.001), (0.5, 0.3, 0.05, 0.001)):
+        assert grid.eq(list(row)).all(axis=1).sum() == 1
+    assert table.total.round(9).nunique() == 180
+
+
+def test_filling_under_fees_equals_the_batch():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        cash, shares, fees = rng.random(64) * 1e5, rng.integers(0, 99, 64).astype(float), rng.random(64) * 0.5
+        order, price = float(rng.choice([-1e15, 1e15, *range(-50, 0), *range(1, 50)])), float(rng.random() * 400 + 0.01)
+        ours, theirs = fill_under_fees(cash, shares, order, price, fees), fill_batch(cash, shares, order, price, fees)
+        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs))
+
+
+def test_growth_of_many_rates_is_that_of_each():
+    rates = np.random.default_rng(0).random(1000)
+    many = inflation_growth(rates[:, None], 43)
+    assert all(np.abs(many[i] - inflation_growth(float(rates[i]), 43)).max() < 1e-14 for i in range(0, 1000, 50))
+
+
+def change(trace, step, **changes):
+    steps = list(trace.steps)
+    steps[step] = replace(steps[step], **changes)
+    return replace(trace, steps=tuple(steps))
+
+
+@pytest.mark.parametrize('step', [0, 17, 42])
+@pytest.mark.parametrize('field', ['reward', 'gap', 'bonus', 'inflation'])
+def test_an_edited_term_is_refused_by_its_step(trace, step, field):
+    terms = trace.steps[step].terms
+    nudged = terms._replace(**{field: float(np.nextafter(getattr(terms, field), 9))})
+    with pytest.raises(StockerError, match=f'^step {step} .*: the trace has terms'):
+        replay(change(trace, step, terms=nudged), RewardWeights())
+
+
+@pytest.mark.parametrize('field', ['price', 'traded', 'cash', 'shares', 'value'])
+def test_an_edited_outcome_is_refused_by_its_step(trace, field):
+    edited = change(trace, 5, **{field: getattr(trace.steps[5], field) + 0.01})
+    with pytest.raises(StockerError, match=f'^step 5 .*: the trace has {field} '):
+        sweep(edited, seed_grid())
+
+
+def test_an_edited_order_is_refused_by_its_step(trace):
+    decision = trace.steps[0].decision.model_copy(update={'action': TradeAction(side='buy', quantity=3)})
+    with pytest.raises(StockerError, match='^step 0 .*: the trace has traded'):
+        replay(change(trace, 0, decision=decision), RewardWeights())
+
+
+@pytest.mark.parametrize('weights', [RewardWeights(w_inflation=0.31), RewardWeights(transaction_cost=0.002)])
+def test_edited_weights_are_refused(trace, weights):
+    with pytest.raises(StockerError, match='^step [01] .*: the trace has'):
+        replay(replace(trace, weights=weights), RewardWeights())
+
+
+def test_a_not_a_number_is_refused(trace):
+    nan = trace.steps[9].terms._replace(reward=float('nan'))
+    with pytest.raises(StockerError, match='^step 9 '): replay(change(trace, 9, terms=nan), RewardWeights())
+
+
+@pytest.mark.parametrize('kept', [0, 1, 42])
+def test_a_truncated_trace_is_refused_by_its_step(trace, kept):
+    with pytest.raises(StockerError, match=f'^step {kept} is missing: task_easy has 43 decisions'):
+        replay(replace(trace, steps=trace.steps[:kept]), RewardWeights())
+
+
+def test_missing_and_doubled_steps_are_refused(trace):
+    steps = trace.steps
+    with pytest.raises(StockerError, match='^step 3 is missing'):
+        replay(replace(trace, steps=steps[:3] + steps[4:]), RewardWeights())
+    with pytest.raises(StockerError, match='^step 4 is missing'):
+        replay(replace(trace, steps=steps[:4] + steps[3:]), RewardWeights())
+    with pytest.raises(StockerError, match='^step 43 is one too many'):
+        replay(replace(trace, steps=(*steps, replace(steps[-1], step=43))), RewardWeights())
+
+
+def corrected(episode, row, **changes):
+    "The episode with one price of its history corrected."
+    prices = episode.prices.copy()
+    prices.iloc[row] *= 1.0001
+    return Episode.from_prices(
+        prices, episode.ticker, episode.dates[0], episode.dates[-1],
+        **{'name': episode.name, 'facts': episode.facts, 'peers': episode.peers, **changes})
+
+
+def test_another_version_of_the_data_is_refused_by_its_step(trace):
+    episode = load_task('task_easy')
+    with pytest.raises(StockerError, match='^step 20 .*saw another observation'):
+        replay(trace, RewardWeights(), corrected(episode, episode.first + 20))
+    with pytest.raises(StockerError, match='^step 0 .*saw another observation'):
+        replay(trace, RewardWeights(), corrected(episode, episode.first - 30))
+    facts = replace(episode.facts, news=load_task('task_hard').facts.news)
+    with pytest.raises(StockerError, match=r'^step \d+ .*saw another observation'):
+        replay(trace, RewardWeights(), replace(episode, facts=facts))
+
+
+def test_the_other_clock_is_refused_by_its_step(trace):
+    with pytest.raises(StockerError, match='^step 0 .*saw another observation'):
+        replay(replace(trace, timing='next_open'), RewardWeights())
+
+
+def test_another_episode_is_refused(trace):
+    for episode in (load_task('task_hard'), replace(load_task('task_easy'), starting_cash=5_000.0)):
+        with pytest.raises(StockerError, match='hand in the episode it was played on'):
+            replay(trace, RewardWeights(), episode)
+    with pytest.raises(StockerError, match='not a task'): replay(replace(trace, episode='../x'), RewardWeights())
+
+
+def test_an_episode_of_ones_own_is_handed_in():
+    easy = load_task('task_easy')
+    own = Episode.from_prices(easy.prices, 'AAPL', '2022-03-01', '2022-04-29')
+    run = play(StockerEnv(own, 'next_open'), rule_council())
+    assert replay(run, run.weights, own).reward.sum() == pytest.approx(run.total_reward, abs=1e-12)
+    settings = random_settings(20, np.random.default_rng(0))
+    total = replay(run, RewardWeights(**settings.iloc[7]), own).reward.sum()
+    assert sweep(run, settings, own).total[7] == pytest.approx(total, abs=1e-11)
+    with pytest.raises(StockerError, match='not a task: hand in its episode'): replay(run, run.weights)
+
+
+def test_a_trace_from_its_file_replays_exactly(trace, tmp_path):
+    write_trace(trace, tmp_path/'trace.jsonl')
+    again = read_trace(tmp_path/'trace.jsonl')
+    assert replay(again, again.weights).reward.tolist() == [step.terms.reward for step in trace.steps]
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), -0.1, 'much', None, True])
+@pytest.mark.parametrize('column', [*SETTINGS, 'invalid_penalty'])
+def test_a_wrong_cell_is_named(trace, column, value):
+    settings = random_settings(4, np.random.default_rng(0)).assign(invalid_penalty=0.01)
+    settings[column] = pd.Series([0.1, 0.1, value, 0.1], dtype=object)
+    with pytest.raises(StockerError, match=f'^settings, row 2, {column} = '): sweep(trace, settings)
+    if isinstance(value, float):
+        with pytest.raises(StockerError, match=f'row 2, {column} = '):
+            sweep(trace, settings.assign(**{column: settings[column].astype(float)}))
+
+
+def test_missing_numbers_of_nullable_columns_are_named():
+    settings = random_settings(3, np.random.default_rng(0)).astype('Float64')
+    assert read_settings(settings, 0.01).w_inflation.dtype == np.float64
+    settings.loc[1, 'w_inflation'] = pd.NA
+    with pytest.raises(StockerError, match='row 1, w_inflation'): read_settings(settings, 0.01)
+
+
+def test_a_fee_of_the_whole_trade_is_refused(trace):
+    with pytest.raises(StockerError, match='row 0, transaction_cost = .* below one'):
+        sweep(trace, random_settings(1, np.random.default_rng(0)).assign(transaction_cost=1.0))
+
+
+@pytest.mark.parametrize('name', list(ManyWeights._fields))
+@pytest.mark.parametrize('value', [-0.1, float('nan'), float('inf')])
+def test_weights_outside_their_meaning_are_refused(name, value):
+    with pytest.raises(StockerError, match=name): RewardWeights(**{name: value})
+
+
+def test_wrong_columns_are_named(trace):
+    grid = seed_grid()
+    with pytest.raises(StockerError, match='column w_inflation is missing'):
+        sweep(trace, grid.drop(columns='w_inflation'))
+    with pytest.raises(StockerError, match='column reward is unknown'): sweep(trace, grid.assign(reward=1.0))
+    with pytest.raises(StockerError, match='column w_inflation comes twice'):
+        sweep(trace, pd.concat([grid, grid[['w_inflation']]], axis=1))
+    with pytest.raises(StockerError, match='at least one setting'): sweep(trace, grid.iloc[:0])
+
+
+def test_advantages_forget_scale_and_offset():
+    rng = np.random.default_rng(0)
+    rewards = rng.normal(size=(20, 6))
+    expected = group_advantages(rewards)
+    assert np.allclose(group_advantages(rewards * 7 + rng.normal(size=(20, 1))), expected, atol=1e-12)
+    assert (group_advantages(np.full((3, 4), 0.1)) == 0).all()
+
+
+@pytest.mark.parametrize('timing', list(Timing))
+@pytest.mark.parametrize('name', list(TASKS))
+def test_group_rewards_are_the_environments(name, timing):
+    rng = np.random.default_rng(5)
+    run, weights, horizon = random_trace(name, timing, rng), random_weights(rng), 4
+    run = played(name, timing, weights, [step.decision.action for step in run.steps])
+    rewards = group_rewards(run, weights, horizon, load_task(name))
+    for start in (0, 9, len(rewards) - 1):
+        for i, order in enumerate(TRIED_ORDERS.tolist()):
+            env = StockerEnv(name, timing, weights)
+            env.reset()
+            for step in run.steps[:start]: env.step(step.decision.action)
+            orders = [(2 if order < 0 else 1 if order else 0, int(abs(order))), *[(0, 0)] * (horizon - 1)]
+            assert rewards[start, i] == sum(env.step(one)[1] for one in orders)
+
+
+def test_a_common_scale_is_no_other_setting():
+    "No clip, no inflation term, no order that cannot trade: weight, inflation and fee cancel, and buying costs."
+    hold = [TradeAction(side='hold')] * load_task('task_medium').steps
+    run = played('task_medium', Timing.CLOSE, RewardWeights(), hold)
+    settings = pd.DataFrame([(w, 0.0, a, c) for w in (0.1, 0.3) for a in (0.0, 0.05) for c in (0.001, 0.002)],
+                            columns=list(SETTINGS))
+    orders = TRIED_ORDERS[:3]
+    first = [group_advantages(group_rewards(run, RewardWeights(*row), 1, load_task('task_medium'), orders))[:5]
+             for row in settings.itertuples(index=False)]
+    assert max(np.abs(one - first[0]).max() for one in first) < 1e-8
+    assert (first[0].argmax(axis=1) == 0).all()
+
+
+def test_classes(trace):
+    same = pd.concat([seed_grid().iloc[[5]]] * 3, ignore_index=True)
+    assert setting_classes(trace, same).tolist() == [0, 0, 0]
+    with pytest.raises(StockerError, match='horizon = 43'): setting_classes(trace, same, horizon=43)
+    with pytest.raises(StockerError, match='horizon = 0'): setting_classes(trace, same, horizon=0)
+
+
+def test_the_choice_comes_back_from_its_file(trace, table, tmp_path):
+    path = tmp_path/'new'/'chosen_settings.json'
+    write_choice(path, trace, table)
+    written = json.loads(path.read_text(encoding='utf-8'))
+    assert RewardWeights(**written['choice']) == RewardWeights()
+    assert written['trace'] == digest(trace) and written['episode'] == 'task_easy'
+    assert written['total'] == pytest.approx(trace.total_reward, abs=1e-12)
+    assert {key: written[key] for key in ('choice', 'total', 'reason', 'alternatives')} == choose(table)
+    assert [file.name for file in path.parent.iterdir()] == ['chosen_settings.json']
+
+
+def test_a_choice_from_another_trace_leaves_the_file_alone(trace, table, tmp_path):
+    path = tmp_path/'chosen_settings.json'
+    path.write_text('before')
+    other = played('task_easy', Timing.CLOSE, RewardWeights(), [TradeAction(side='hold')] * 43)
+    with pytest.raises(StockerError, match='sweep this trace first'): write_choice(path, other, table)
+    assert path.read_text() == 'before'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_nearest_setting_is_taken(table):
+    wanted = RewardWeights(w_performance=0.72, w_inflation=0.28)
+    assert RewardWeights(**choose(table, wanted)['choice']) == RewardWeights()
+    assert set(choose(table)['choice']) == set(asdict(wanted))
+    with pytest.raises(StockerError, match='a table from sweep'): choose(table.iloc[:0])
+
+
+def test_heat_maps_need_a_whole_grid(table):
+    assert len(heat_map(table, 'totals').axes) == 4
+    with pytest.raises(StockerError, match='whole grid'): heat_map(table.iloc[:-1], '')
+    with pytest.raises(StockerError, match='come twice'): heat_map(pd.concat([table, table]), '')
