@@ -7,7 +7,7 @@ __all__ = ['BENCHMARKS', 'Measurement', 'seconds', 'in_turn', 'median_ratio', 'a
            'step_measurements', 'plain_charts', 'own_charts', 'chart_measurements', 'import_seconds', 'command_seconds',
            'start_measurements', 'sweep_task', 'sweep_measurements', 'report']
 
-# %% ../nbs/19_bench.ipynb #80991dbe
+# %% ../nbs/19_bench.ipynb #786e6358
 import logging
 import statistics
 import subprocess
@@ -25,7 +25,7 @@ from .charts import CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, write_charts
 from .core import StockerError
 from .council import play, rule_council
 from .env import StockerEnv, simulate_rewards
-from .episodes import TASKS, load_task
+from .episodes import TASKS, chart_jobs, load_task
 from .tuning import random_settings, seed_grid, sweep
 
 if TYPE_CHECKING: import pandas as pd
@@ -146,13 +146,12 @@ def plain_charts(
         return count
     return draw
 
-# %% ../nbs/19_bench.ipynb #59224949
+# %% ../nbs/19_bench.ipynb #96a032ad
 def own_charts(
     folder: Path, # where to draw
 ) -> Callable[[], int]: # draws all of them
     "All charts of the tasks, as the data set is built."
-    jobs = [(folder/f'{episode.ticker}_{look.date}.png', look.bars, f'{episode.ticker} {look.date}')
-            for episode in map(load_task, TASKS) for look in episode.observations()]
+    jobs = [job for episode in map(load_task, TASKS) for job in chart_jobs(episode, folder)]
 
     def draw() -> int:
         "Every chart once; how many."

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['POLICY_WIDTH', 'app', 'data_app', 'cache_app', 'CacheRoot', 'CACHE_ROOT', 'PackedFile', 'USAGE_ERROR', 'result_table',
-           'write_run', 'show_help', 'names_of', 'trade', 'ModeratorName', 'run', 'demo', 'forum_export', 'iso_day',
-           'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'bench', 'complain', 'main']
+           'write_run', 'show_help', 'names_of', 'trade', 'ModeratorName', 'run', 'demo', 'forum_export', 'build',
+           'check', 'stats', 'verify', 'pack', 'unpack', 'bench', 'complain', 'main']
 
-# %% ../nbs/20_cli.ipynb #efd1a424
+# %% ../nbs/20_cli.ipynb #2ae74c1b
 import sys
-from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,7 +123,7 @@ def demo(
 data_app = typer.Typer(help='Build and check the data set.', callback=show_help, invoke_without_command=True)
 app.add_typer(data_app, name='data')
 
-# %% ../nbs/20_cli.ipynb #cfbcaafd
+# %% ../nbs/20_cli.ipynb #99a2edb2
 def forum_export(
     option: str, # TICKER=FILE
 ) -> tuple[str, str]: # ticker, file
@@ -134,15 +133,7 @@ def forum_export(
         raise StockerError(f'--forum {option}: give it as TICKER=FILE, with a file that exists')
     return ticker, file
 
-
-def iso_day(
-    text: str, # e.g. 2026-04-30
-) -> str: # the same
-    "A day as it was given, or a `StockerError` where it is none."
-    try: return date.fromisoformat(text).isoformat()
-    except ValueError: raise StockerError(f'{text!r} is not a day: write it as 2026-04-30') from None
-
-# %% ../nbs/20_cli.ipynb #bc77c16f
+# %% ../nbs/20_cli.ipynb #dd7c6c78
 @data_app.command()
 def build(
     out: Annotated[Path, typer.Option(help='folder of the data set')],
@@ -159,7 +150,7 @@ def build(
         raise StockerError(f"{source}: no such folder; name a folder of CSV files, or 'yahoo'")
     posts = [import_forum(file, ticker) for ticker, file in map(forum_export, forum or [])]
     prices = YahooSource() if source == 'yahoo' else FolderSource(source)
-    folder = build_dataset(prices, out, facts, posts, iso_day(end or LAST_DAY))
+    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY)
     typer.echo(f'the data set lies in {folder}; use it with STOCKER_DATA={folder}')
 
 # %% ../nbs/20_cli.ipynb #94922e1a

@@ -9,7 +9,7 @@ __all__ = ['TABLES', 'FIRST_DAY', 'LAST_DAY', 'FIRST_DAYS', 'CALENDAR', 'FACT_FI
            'readme', 'build_dataset', 'file_problems', 'column_kind', 'kind_of', 'schema_problems', 'difference',
            'content_problems', 'consequence_problems', 'check_dataset', 'problems_of']
 
-# %% ../nbs/18_dataset.ipynb #3834a8c9
+# %% ../nbs/18_dataset.ipynb #6ca4966d
 import json
 import os
 import shutil
@@ -23,11 +23,13 @@ import pandas as pd
 from tqdm import tqdm
 
 from .charts import CHART_SIZE, write_charts
-from .core import DataError, Timing, canonical_json, data_path, file_stem
+from .core import DataError, Timing, canonical_json, data_path
 from .data import (
     PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_forum, read_headlines, read_macro,
     read_quarterly_eps, read_table, sha256_of, trailing_earnings, write_table)
-from .episodes import COMMODITIES, MARKET, PEERS, TASKS, Episode, load_task, session_closes, task_episode
+from stocker.episodes import (
+    COMMODITIES, MARKET, PEERS, TASKS, Episode, chart_jobs, chart_path, iso_day, load_task, session_closes,
+    task_episode)
 from .reward import RewardWeights, yardstick
 
 # %% ../nbs/18_dataset.ipynb #ae541542
@@ -222,7 +224,7 @@ def copy_facts(
     forum = forum.assign(released_at=forum['released_text']).drop(columns='released_text')
     forum.to_csv(target/'forum.csv', index=False, lineterminator='\n')
 
-# %% ../nbs/18_dataset.ipynb #ff0c50ff
+# %% ../nbs/18_dataset.ipynb #65f29771
 def write_dataset(
     source: PriceSource, # where prices come from
     folder: Path, # an empty folder
@@ -239,8 +241,7 @@ def write_dataset(
     with using_data(folder):
         episodes = [load_task(name) for name in TASKS]
         for name, table in derived_tables(episodes).items(): write_table(table, folder/f'{name}.parquet')
-        charts = [(folder/'charts'/f'{file_stem(episode.ticker)}_{look.date}.png', look.bars,
-                   f'{episode.ticker} {look.date}') for episode in episodes for look in episode.observations()]
+        charts = [job for episode in episodes for job in chart_jobs(episode, folder/'charts')]
         write_charts(charts, progress=progress)
 
 # %% ../nbs/18_dataset.ipynb #5d36ca02
@@ -290,7 +291,7 @@ def readme(
     sums = '\n'.join(f'{sha256_of(folder/name)}  {name}' for name in dataset_files(folder))
     return '\n'.join([*parts, f'## sha256\n\n```\n{sums}\n```\n'])
 
-# %% ../nbs/18_dataset.ipynb #22eff693
+# %% ../nbs/18_dataset.ipynb #69fb9f37
 def build_dataset(
     source: PriceSource, # where prices come from
     out: str | Path, # folder of the data set; made, or its files replaced
@@ -300,6 +301,7 @@ def build_dataset(
     progress: bool = True, # show bars on what takes over two seconds
 ) -> Path: # the folder
     "Build the whole data set; on any error the folder stays as it was."
+    iso_day(end)
     out = Path(out).resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f'.{out.name}.', dir=out.parent) as temporary:
@@ -407,7 +409,7 @@ def content_problems(
         else: yield DataError('there are no prices of it', file=path, ticker=ticker, remedy='build the data set again')
     yield from difference(folder/'calendar.parquet', nyse_sessions(*CALENDAR).reset_index())
 
-# %% ../nbs/18_dataset.ipynb #531cecfe
+# %% ../nbs/18_dataset.ipynb #71dbabc9
 def consequence_problems(
     folder: Path, # a data set with sound prices
 ) -> Iterator[DataError]:
@@ -418,7 +420,7 @@ def consequence_problems(
             yield from difference(folder/f'{name}.parquet', expected)
         for episode in episodes:
             for date in episode.dates:
-                path = folder/'charts'/f'{file_stem(episode.ticker)}_{date}.png'
+                path = chart_path(folder/'charts', episode.ticker, date)
                 if path.is_file(): continue
                 yield DataError('the chart is missing', file=path, ticker=episode.ticker, date=date)
 

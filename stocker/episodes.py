@@ -9,9 +9,9 @@ __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS'
            'Earnings', 'rows_as', 'facts_of', 'load_facts', 'fundamentals', 'same_day', 'season_returns', 'season',
            'known_rows', 'peer_move', 'load_peers', 'Market', 'market_prices', 'feature_table', 'iso_day',
            'sessions_between', 'window_rows', 'Episode', 'check_next_session', 'episode_market', 'observe',
-           'episode_observations', 'decision_chart', 'Task', 'task_episode', 'load_task']
+           'episode_observations', 'chart_path', 'chart_jobs', 'decision_chart', 'Task', 'task_episode', 'load_task']
 
-# %% ../nbs/04_episodes.ipynb #e23d2a46
+# %% ../nbs/04_episodes.ipynb #27619520
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 
-from .charts import chart_png
+from .charts import ChartJob, chart_png
 from .core import (
     Bar, DataError, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season, StockerError,
     Timing, as_timing, data_path, file_stem)
@@ -468,17 +468,34 @@ def episode_observations(
     rows = range(episode.first - start, len(bars))
     return tuple(observe(episode, timing, bars[max(0, row - BAR_SESSIONS + 1):row + 1], table[row]) for row in rows)
 
-# %% ../nbs/04_episodes.ipynb #42af9a02
+# %% ../nbs/04_episodes.ipynb #845de5c0
+def chart_path(
+    folder: Path, # where charts lie
+    ticker: str, # the share
+    session: str, # ISO date of the decision day
+) -> Path: # it may not exist
+    "The file of a decision day's chart."
+    return folder/f'{file_stem(ticker)}_{session}.png'
+
+
+def chart_jobs(
+    episode: Episode,
+    folder: Path, # where charts lie
+) -> list[ChartJob]: # (steps,) file, bars and title, as `write_charts` takes them
+    "What each chart of an episode shows, and where it belongs."
+    return [(chart_path(folder, episode.ticker, look.date), look.bars, f'{episode.ticker} {look.date}')
+            for look in episode.observations()]
+
+# %% ../nbs/04_episodes.ipynb #2c395aa7
 def decision_chart(
     episode: Episode,
     step: int, # decision, from 0
 ) -> bytes: # PNG, 768 x 768 pixels
     "The chart of a decision day, from the data set where it lies ready, else drawn now."
-    session = episode.dates[step]
-    name = f'{file_stem(episode.ticker)}_{session}.png'
-    if episode.chart_folder is not None and (episode.chart_folder/name).is_file():
-        return (episode.chart_folder/name).read_bytes()
-    return chart_png(episode.observations()[step].bars, f'{episode.ticker} {session}')
+    path = chart_path(episode.chart_folder or Path(), episode.ticker, episode.dates[step])
+    if episode.chart_folder is not None and path.is_file(): return path.read_bytes()
+    _, bars, title = chart_jobs(episode, path.parent)[step]
+    return chart_png(bars, title)
 
 # %% ../nbs/04_episodes.ipynb #45f9db4e
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ __all__ = ['read_outcome', 'SETTINGS', 'SEED_GRID', 'SETTING_LIMITS', 'FEW_FEES'
            'spread', 'sum_rewards', 'sweep', 'draw_totals', 'heat_map', 'try_orders', 'group_rewards',
            'group_advantages', 'setting_classes', 'choose', 'write_choice']
 
-# %% ../nbs/11_tuning.ipynb #9b25bade
+# %% ../nbs/11_tuning.ipynb #74e3bc19
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from .accounting import ALL_SHARES, fill_batch, fill_order, greedy_orders, max_drawdown
+from .cache import observation_digest
 from .core import StockerError, Timing, as_timing, digest, plain, write_atomically
 from .council import Trace
 from .env import Run, lay_out
@@ -92,14 +93,14 @@ def check_length(
         raise StockerError(f'step {min(found, episode.steps)} is {fault}: {episode.name} has {episode.steps} '
                            f'decisions, the trace {found}; run the episode again')
 
-# %% ../nbs/11_tuning.ipynb #5f5bcdb3
+# %% ../nbs/11_tuning.ipynb #cd820a49
 @lru_cache(maxsize=64)
 def observation_digests(
     episode: Episode,
     timing: Timing, # the decision clock
 ) -> tuple[str, ...]: # (steps,)
     "A digest of what was public at each decision."
-    return tuple(digest(observation) for observation in episode.observations(timing))
+    return tuple(map(observation_digest, episode.observations(timing)))
 
 # %% ../nbs/11_tuning.ipynb #d9d78b20
 def check_observations(
