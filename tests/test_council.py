@@ -118,7 +118,7 @@ def test_a_tie_holds_whatever_the_order(signals):
         votes = list(seven(signals).items())
         random.Random(seed).shuffle(votes)
         for moderator in MODERATORS.values():
-            action, reason = moderator(dict(votes), purse())
+            action, reason, *_ = moderator(dict(votes), purse())
             assert action == TradeAction(side='hold', quantity=0) and 'mean of 7 votes is +0.00' in reason
 
 
