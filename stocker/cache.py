@@ -7,9 +7,9 @@ __all__ = ['RESERVED', 'MOST_CHARACTERS', 'UNCHANGEABLE', 'REMEMBERED', 'MOST_RE
            'GET_IT_AGAIN', 'escape_name', 'unescape_name', 'check_label', 'check_day', 'Place', 'place_path',
            'path_place', 'bar_text', 'observation_text', 'is_fixed', 'observation_digest', 'question_digest',
            'vote_digest', 'StoredVote', 'read_stored', 'clear_place', 'checked_vote', 'keep_vote', 'find_vote',
-           'VoteCache', 'cached', 'cache_root', 'place_problem', 'stored_votes', 'cache_stats', 'file_problem',
-           'verify_cache', 'packed_row', 'stored_row', 'footer_start', 'seal', 'is_sealed', 'pack_cache',
-           'packed_table', 'packed_votes', 'unpack_cache']
+           'VoteCache', 'CachedSpecialist', 'cache_root', 'place_problem', 'stored_votes', 'cache_stats',
+           'file_problem', 'verify_cache', 'packed_row', 'stored_row', 'footer_start', 'seal', 'is_sealed',
+           'pack_cache', 'packed_table', 'packed_votes', 'unpack_cache']
 
 # %% ../nbs/09_cache.ipynb #bf48bcd7
 import hashlib
@@ -298,35 +298,65 @@ class VoteCache:
         return keep_vote(self.root, StoredVote(
             role=role, adapter=adapter, ticker=ticker, date=date, digest=digest, model=model, vote=checked_vote(vote)))
 
-# %% ../nbs/09_cache.ipynb #bdf31dcb
-def cached(
-    specialist: Specialist, # who is asked on a miss
-    cache: VoteCache, # where votes are kept
-    role: str, # the seat
-    model: str, # name and revision of the model
-    prompt: Any = '', # text or messages, without what comes from the observation
-    settings: Mapping[str, Any] | None = None, # all else that an answer depends on
-    adapter: str = 'base', # 'base', or the name of a trained adapter
-) -> Specialist: # asks only for what is missing
+# %% ../nbs/09_cache.ipynb #480aaaa7
+@dataclass(frozen=True, eq=False)
+class CachedSpecialist:
     "A specialist that remembers its votes."
-    first, question = plain([prompt, settings]), question_digest(role, model, adapter, prompt, settings)
 
-    def remember(
+    specialist: Specialist # who is asked on a miss
+    cache: VoteCache # where votes are kept
+    role: str # the seat
+    model: str # name and revision of the model
+    prompt: Any = '' # text or messages, without what comes from the observation
+    settings: Mapping[str, Any] | None = None # all else that an answer depends on
+    adapter: str = 'base' # 'base', or the name of a trained adapter
+
+    def key(
+        self,
+        observation: MarketObservation, # what was public
+    ) -> str: # 64 hexadecimal digits
+        "The digest of everything this specialist's vote depends on."
+        return digest([observation_digest(observation), self.question])
+
+    @property
+    def question(self) -> str: # 64 hexadecimal digits
+        "The digest of how observations are asked about; computed again only where prompt or settings have changed."
+        written, known = plain([self.prompt, self.settings]), self.__dict__.get('_question')
+        if known is None or known[0] != written:
+            known = written, question_digest(self.role, self.model, self.adapter, self.prompt, self.settings)
+            self.__dict__['_question'] = known
+        return known[1]
+
+    def find(
+        self,
+        observation: MarketObservation, # what was public
+        key: str, # from `key`
+    ) -> Vote | None: # None is a miss
+        "The kept vote of this very question."
+        return self.cache.get(self.role, observation.ticker, observation.date, key, self.adapter)
+
+    def keep(
+        self,
+        observation: MarketObservation, # what was public
+        key: str, # from `key`, taken before the specialist was asked
+        answer: Vote | Abstention, # what it said
+    ) -> Vote | Abstention: # the same
+        "Keep an answer if it is a vote; a disk that refuses is a warning."
+        if not isinstance(answer, Vote): return answer
+        place = self.role, observation.ticker, observation.date
+        try: return self.cache.put(*place, key, answer, self.adapter, model=self.model)
+        except OSError as error:
+            warnings.warn(f'{self.role} {observation.date}: the vote counts but is not kept ({error})', stacklevel=2)
+            return answer
+
+    def __call__(
+        self,
         observation: MarketObservation, # what was public
     ) -> Vote | Abstention: # the vote that is kept, or a new answer
         "The kept vote of this very question, or a new answer."
-        same = plain([prompt, settings]) == first
-        asked = question if same else question_digest(role, model, adapter, prompt, settings)
-        key = digest([observation_digest(observation), asked])
-        kept = cache.get(role, observation.ticker, observation.date, key, adapter)
-        if kept is not None: return kept
-        answer = specialist(observation)
-        if not isinstance(answer, Vote): return answer
-        try: return cache.put(role, observation.ticker, observation.date, key, answer, adapter, model=model)
-        except OSError as error:
-            warnings.warn(f'{role} {observation.date}: the vote counts but is not kept ({error})', stacklevel=2)
-            return answer
-    return remember
+        key = self.key(observation)
+        kept = self.find(observation, key)
+        return self.keep(observation, key, self.specialist(observation)) if kept is None else kept
 
 # %% ../nbs/09_cache.ipynb #09fade4b
 def cache_root(

@@ -83,7 +83,7 @@ def lay_out(
         measure.ideal_pnl_pct.tolist(), inflation_growth(weights.annual_inflation, episode.steps).tolist(),
         measure.scale, float(measure.buy_and_hold[-1]), episode.starting_cash, weights)
 
-# %% ../nbs/07_env.ipynb #6ab1cbf5
+# %% ../nbs/07_env.ipynb #40b52bb9
 class Run:
     "One portfolio on its way through a course."
 
@@ -116,6 +116,13 @@ class Run:
         return traded, invalid, reward_terms(
             value / course.starting_cash - 1.0, course.ideal_pnl_pct[t], course.scale, course.growth[t],
             weights.invalid_penalty if invalid else 0.0, bonus, weights)
+
+    @property
+    def portfolio(self) -> Portfolio:
+        "Where the run stands, for the moderator."
+        course = self.course
+        return Portfolio(self.step, len(course.fills), self.cash, int(self.shares), course.closes[self.step],
+                         course.starting_cash, course.weights.transaction_cost, self.max_drawdown)
 
 # %% ../nbs/07_env.ipynb #f73757b8
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ def set_random_state(
         raise StockerError(f'this is not the state of a random generator ({error})') from None
     random.bit_generator.state = trial.state
 
-# %% ../nbs/07_env.ipynb #fc8d9998
+# %% ../nbs/07_env.ipynb #07b64ae8
 class StockerEnv(gymnasium.Env):
     "One share, one decision a session; Gymnasium's five-value contract."
 
@@ -277,9 +284,7 @@ class StockerEnv(gymnasium.Env):
     @property
     def portfolio(self) -> Portfolio:
         "Where the run stands, for the moderator."
-        run = self.run
-        return Portfolio(run.step, self.episode.steps, run.cash, int(run.shares), run.course.closes[run.step],
-                         run.course.starting_cash, self.weights.transaction_cost, run.max_drawdown)
+        return self.run.portfolio
 
     def snapshot(self) -> Snapshot:
         "The state of the run, to be restored later."

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stocker.cache import (
-    MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, Place, StoredVote, VoteCache, bar_text, cache_stats, cached, check_day,
+    MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, StoredVote, VoteCache, bar_text, cache_stats, check_day,
     check_label, escape_name, is_sealed, observation_digest, observation_text, pack_cache, packed_votes, path_place,
     place_path, read_stored, seal, unescape_name, unpack_cache, verify_cache, vote_digest)
 from stocker.core import (
@@ -142,7 +142,7 @@ def test_nothing_leaves_the_root(tmp_path, parts):
 def test_a_bad_ticker_is_refused_before_anyone_is_asked(tmp_path):
     specialist, asked = counting()
     for changes in ({'ticker': '../x'}, {'date': '2024-01-05/../x'}):
-        with pytest.raises(StockerError): cached(specialist, VoteCache(tmp_path), 'news', 'm')(observe(**changes))
+        with pytest.raises(StockerError): CachedSpecialist(specialist, VoteCache(tmp_path), 'news', 'm')(observe(**changes))
     assert asked == []
 
 
@@ -178,7 +178,7 @@ def put_file(path, content):
 @pytest.mark.parametrize('content', BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_is_a_miss_and_is_written_anew(tmp_path, content):
     cache, (specialist, asked) = VoteCache(tmp_path), counting()
-    remember = cached(specialist, cache, 'news', 'm')
+    remember = CachedSpecialist(specialist, cache, 'news', 'm')
     put_file(cache.path('news', 'AAPL', '2024-01-05'), content)
     assert [remember(observe()), remember(observe())] == [saying(), saying()]
     assert len(asked) == 1 and verify_cache(tmp_path) == []
@@ -222,7 +222,7 @@ def test_a_folder_in_the_place_of_a_vote_is_a_miss(tmp_path):
     cache, (specialist, asked) = VoteCache(tmp_path), counting()
     path = cache.path('news', 'AAPL', '2024-01-05')
     path.mkdir(parents=True)
-    remember = cached(specialist, cache, 'news', 'm')
+    remember = CachedSpecialist(specialist, cache, 'news', 'm')
     assert [remember(observe()), remember(observe())] == [saying(), saying()] and len(asked) == 1 and path.is_file()
 
 
@@ -270,22 +270,22 @@ def test_only_a_valid_vote_is_kept(tmp_path, answer):
 def test_an_abstention_passes_and_is_asked_again(tmp_path):
     silence = Abstention(reason='no headlines')
     specialist, asked = counting(silence)
-    remember = cached(specialist, VoteCache(tmp_path), 'news', 'm')
+    remember = CachedSpecialist(specialist, VoteCache(tmp_path), 'news', 'm')
     assert [remember(observe()), remember(observe())] == [silence, silence]
     assert len(asked) == 2 and files_below(tmp_path) == {}
 
 
 def test_an_abstention_leaves_an_older_vote_where_it_is(tmp_path):
     cache = VoteCache(tmp_path)
-    cached(counting()[0], cache, 'news', 'm')(observe())
+    CachedSpecialist(counting()[0], cache, 'news', 'm')(observe())
     before = files_below(tmp_path)
-    cached(counting(Abstention(reason='server down'))[0], cache, 'news', 'other')(observe())
+    CachedSpecialist(counting(Abstention(reason='server down'))[0], cache, 'news', 'other')(observe())
     assert files_below(tmp_path) == before
 
 
 def test_an_error_passes_and_leaves_nothing(tmp_path):
     def failing(observation): raise ConnectionError('server down')
-    with pytest.raises(ConnectionError): cached(failing, VoteCache(tmp_path), 'news', 'm')(observe())
+    with pytest.raises(ConnectionError): CachedSpecialist(failing, VoteCache(tmp_path), 'news', 'm')(observe())
     assert files_below(tmp_path) == {}
 
 
@@ -300,7 +300,7 @@ def test_a_vote_comes_back_to_the_last_bit(tmp_path_factory, number, confidence,
 
 def test_half_a_character_does_not_cost_a_vote(tmp_path):
     specialist, asked = counting(saying(rationale='to the \ud83d'))
-    remember = cached(specialist, VoteCache(tmp_path), 'news', 'm')
+    remember = CachedSpecialist(specialist, VoteCache(tmp_path), 'news', 'm')
     first = remember(observe())
     assert first == remember(observe()) == saying(rationale='to the ?') and len(asked) == 1
 
@@ -309,7 +309,7 @@ def test_a_disk_that_takes_nothing_costs_the_memory_and_not_the_vote(tmp_path):
     root = tmp_path/'file'
     root.write_text('a file where the folder should be')
     specialist, asked = counting()
-    remember = cached(specialist, VoteCache(root), 'news', 'm')
+    remember = CachedSpecialist(specialist, VoteCache(root), 'news', 'm')
     with pytest.warns(UserWarning, match='the vote counts but is not kept'): assert remember(observe()) == saying()
     assert len(asked) == 1
 
@@ -337,7 +337,7 @@ def settled(tmp_path, **changes):
     "A cache that holds the vote of the question, and a specialist that counts."
     specialist, asked = counting()
     cache = VoteCache(tmp_path)
-    remember = cached(specialist, cache, **QUESTION)
+    remember = CachedSpecialist(specialist, cache, **QUESTION)
     remember(observe(**changes))
     assert len(asked) == 1
     return cache, specialist, asked
@@ -346,7 +346,7 @@ def settled(tmp_path, **changes):
 @pytest.mark.parametrize('change', ANOTHER.values(), ids=ANOTHER)
 def test_another_question_is_one_new_call(tmp_path, change):
     cache, specialist, asked = settled(tmp_path)
-    remember = cached(specialist, cache, **{**QUESTION, **change})
+    remember = CachedSpecialist(specialist, cache, **{**QUESTION, **change})
     for _ in range(3): remember(observe())
     assert len(asked) == 2
 
@@ -354,7 +354,7 @@ def test_another_question_is_one_new_call(tmp_path, change):
 @pytest.mark.parametrize('change', SEEN.values(), ids=SEEN)
 def test_another_observation_is_one_new_call(tmp_path, change):
     cache, specialist, asked = settled(tmp_path, news=(NEWS._replace(headline='An old one.'),))
-    remember = cached(specialist, cache, **QUESTION)
+    remember = CachedSpecialist(specialist, cache, **QUESTION)
     for _ in range(3): remember(observe(**{'news': (NEWS._replace(headline='An old one.'),), **change}))
     assert len(asked) == 2
 
@@ -363,14 +363,14 @@ def test_the_same_question_is_no_call_however_it_is_put(tmp_path):
     cache, specialist, asked = settled(tmp_path)
     turned = dict(reversed(QUESTION['settings'].items()))
     for _ in range(3):
-        cached(specialist, VoteCache(str(tmp_path)), **{**QUESTION, 'settings': turned})(observe())
+        CachedSpecialist(specialist, VoteCache(str(tmp_path)), **{**QUESTION, 'settings': turned})(observe())
     assert len(asked) == 1
 
 
 def test_a_setting_that_is_changed_in_place_is_seen(tmp_path):
     specialist, asked = counting()
     changing = {'temperature': 0.0}
-    remember = cached(specialist, VoteCache(tmp_path), 'news', 'm', settings=changing)
+    remember = CachedSpecialist(specialist, VoteCache(tmp_path), 'news', 'm', settings=changing)
     remember(observe())
     changing['temperature'] = 1.0
     for _ in range(2): remember(observe())
@@ -381,7 +381,7 @@ def test_roles_and_adapters_do_not_share_votes(tmp_path):
     cache, (specialist, asked) = VoteCache(tmp_path), counting()
     seats = list(product(('news', 'indicator'), ('base', 'moderator')))
     for _ in range(2):
-        for role, adapter in seats: cached(specialist, cache, role, 'm', adapter=adapter)(observe())
+        for role, adapter in seats: CachedSpecialist(specialist, cache, role, 'm', adapter=adapter)(observe())
     assert len(asked) == len(seats) == len(files_below(tmp_path))
 
 
@@ -490,7 +490,7 @@ FILLER = '''
 import os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from stocker.cache import VoteCache, cached
+from stocker.cache import CachedSpecialist, VoteCache
 from stocker.core import ROLES, Vote
 from test_cache import DAYS, observe, long_answer
 
@@ -514,7 +514,7 @@ def fill():
             return long_answer(role, observation)
         return specialist
     for observation in observations:
-        for role in ROLES: cached(slow(role), VoteCache(root), role, 'slow', 'prompt')(observation)
+        for role in ROLES: CachedSpecialist(slow(role), VoteCache(root), role, 'slow', 'prompt')(observation)
 
 def called(): return os.path.getsize(log) if os.path.exists(log) else 0
 
@@ -564,7 +564,7 @@ def test_a_filling_that_is_killed_goes_on_where_it_stopped(tmp_path):
     cache = VoteCache(root)
     for observation in observations:
         for role in ROLES:
-            answer = cached(specialist(role), cache, role, 'slow', 'prompt')(observation)
+            answer = CachedSpecialist(specialist(role), cache, role, 'slow', 'prompt')(observation)
             assert answer == long_answer(role, observation)
     missing = {(role, observation.date) for role in ROLES for observation in observations
                if cache.path(role, 'AAPL', observation.date) not in kept}
