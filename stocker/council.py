@@ -4,27 +4,27 @@
 
 # %% auto #0
 __all__ = ['THRESHOLD', 'Moderator', 'MODERATORS', 'described', 'ask', 'ask_together', 'ask_all', 'mean_signal', 'order_by_score',
-           'moderate', 'vote_mean', 'vote_mean_all_in', 'Council', 'rule_council', 'TraceStep', 'Trace', 'play_step',
-           'play', 'VotedEpisode', 'collect_votes', 'Moderated', 'moderate_episode', 'write_trace', 'check_numbers',
-           'read_step', 'read_trace', 'read_line', 'trace_orders']
+           'moderate', 'vote_mean', 'vote_mean_all_in', 'ask_batch', 'Filled', 'fill_seat', 'Council', 'rule_council',
+           'TraceStep', 'Trace', 'play_step', 'play', 'VotedEpisode', 'collect_votes', 'Moderated', 'moderate_episode',
+           'write_trace', 'check_numbers', 'read_step', 'read_trace', 'read_line', 'trace_orders']
 
-# %% ../nbs/09_council.ipynb #4374db0a
+# %% ../nbs/09_council.ipynb #05b16d51
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from .accounting import affordable_quantity
-from .cache import observation_digest
+from .cache import CachedSpecialist, observation_digest
 from .core import (
     ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Ruling, Side, StockerError, Timing, TradeAction,
     Vote, Votes, as_timing, canonical_json, write_atomically)
@@ -52,7 +52,7 @@ def ask(
     if isinstance(answer, (Vote, Abstention)): return answer
     return Abstention(reason=f'TypeError: answered with {type(answer).__name__} instead of a vote')
 
-# %% ../nbs/09_council.ipynb #401ee85d
+# %% ../nbs/09_council.ipynb #e21f9f96
 def ask_together(
     specialists: Mapping[str, Specialist], # by role, in the order of their seats
     observation: MarketObservation, # what was public
@@ -62,6 +62,7 @@ def ask_together(
     answers: Queue = Queue()
 
     def seat(role: str, specialist: Specialist) -> None:
+        "Ask one, and hand over what came of it."
         try: answers.put((role, ask(specialist, observation)))
         except BaseException as error: answers.put((role, error)) # an interruption, raised again by who waits
 
@@ -147,7 +148,53 @@ def vote_mean_all_in(
 # %% ../nbs/09_council.ipynb #01a67e78
 MODERATORS: dict[str, Moderator] = {'vote_mean': vote_mean, 'vote_mean_all_in': vote_mean_all_in}
 
-# %% ../nbs/09_council.ipynb #19a0dffb
+# %% ../nbs/09_council.ipynb #b0f2b8f3
+def ask_batch(
+    specialist: Specialist, # may have `vote_all`
+    observations: Sequence[MarketObservation], # what was public, at several decisions
+) -> list[Vote | Abstention]: # in the same order
+    "One specialist's answers to many observations: all at once where it can, else one after the other."
+    many = getattr(specialist, 'vote_all', None)
+    if many is None: return [ask(specialist, observation) for observation in observations]
+    answers = many(observations)
+    if len(answers) != len(observations):
+        raise StockerError(f'{len(answers)} answers came to {len(observations)} questions')
+    return answers
+
+# %% ../nbs/09_council.ipynb #a28fd833
+class Filled(NamedTuple):
+    "What filling a cache came to."
+
+    decisions: int # decisions times seats looked at
+    asked: int # of these, not in the cache
+    abstained: int # of those asked, without a vote, so they will be asked again
+
+
+def fill_seat(
+    seat: CachedSpecialist, # with its cache
+    observations: Iterable[MarketObservation], # what was public
+    batch: int, # questions asked at once
+    bar: tqdm, # moves by one for each observation
+) -> Filled:
+    "Ask one specialist for the votes that its cache lacks."
+    waiting, asked, abstained, seen = [], 0, 0, 0
+
+    def ask_waiting() -> int:
+        "Ask and keep what is waiting; how many abstained."
+        answers = ask_batch(seat.specialist, [observation for observation, _ in waiting])
+        for (observation, key), answer in zip(waiting, answers, strict=True): seat.keep(observation, key, answer)
+        bar.update(len(waiting))
+        waiting.clear()
+        return sum(isinstance(answer, Abstention) for answer in answers)
+
+    for seen, observation in enumerate(observations, 1):
+        key = seat.key(observation)
+        if seat.find(observation, key) is not None: bar.update(1)
+        else: asked, _ = asked + 1, waiting.append((observation, key))
+        if len(waiting) == batch: abstained += ask_waiting()
+    return Filled(seen, asked, abstained + (ask_waiting() if waiting else 0))
+
+# %% ../nbs/09_council.ipynb #e3f07240
 @dataclass(frozen=True)
 class Council:
     "Specialists and a moderator."
@@ -165,6 +212,21 @@ class Council:
         "Ask everyone, then merge."
         votes = ask_all(self.specialists, observation, self.seconds)
         return CouncilDecision(votes=votes, **Ruling(*self.moderator(votes, portfolio))._asdict())
+
+    def fill(
+        self,
+        episodes: Sequence[Episode], # whose votes shall lie in the cache
+        timing: str | Timing = Timing.CLOSE, # the decision clock
+        batch: int = 32, # questions asked at once
+        progress: bool = True, # show a bar
+    ) -> Filled:
+        "Ask every specialist with a cache for the votes that are missing; it may be stopped and started again."
+        seats = [seat for seat in self.specialists.values() if isinstance(seat, CachedSpecialist)]
+        total = len(seats) * sum(episode.steps for episode in episodes)
+        with tqdm(total=total, desc='votes', unit='vote', disable=not progress) as bar:
+            parts = [fill_seat(seat, episode.observations(timing), batch, bar)
+                     for episode in episodes for seat in seats]
+        return Filled(*map(sum, zip(*parts, strict=True))) if parts else Filled(0, 0, 0)
 
 # %% ../nbs/09_council.ipynb #04b9f7fb
 def rule_council(
