@@ -161,7 +161,7 @@ def ask_batch(
         raise StockerError(f'{len(answers)} answers came to {len(observations)} questions')
     return answers
 
-# %% ../nbs/09_council.ipynb #a28fd833
+# %% ../nbs/09_council.ipynb #5e6281f0
 class Filled(NamedTuple):
     "What filling a cache came to."
 
@@ -177,7 +177,7 @@ def fill_seat(
     bar: tqdm, # moves by one for each observation
 ) -> Filled:
     "Ask one specialist for the votes that its cache lacks."
-    waiting, asked, abstained, seen = [], 0, 0, 0
+    waiting, seen, asked, abstained = [], 0, 0, 0
 
     def ask_waiting() -> int:
         "Ask and keep what is waiting; how many abstained."
@@ -187,10 +187,13 @@ def fill_seat(
         waiting.clear()
         return sum(isinstance(answer, Abstention) for answer in answers)
 
-    for seen, observation in enumerate(observations, 1):
-        key = seat.key(observation)
-        if seat.find(observation, key) is not None: bar.update(1)
-        else: asked, _ = asked + 1, waiting.append((observation, key))
+    for observation in observations:
+        key, seen = seat.key(observation), seen + 1
+        if seat.find(observation, key) is not None:
+            bar.update(1)
+            continue
+        asked += 1
+        waiting.append((observation, key))
         if len(waiting) == batch: abstained += ask_waiting()
     return Filled(seen, asked, abstained + (ask_waiting() if waiting else 0))
 

@@ -6,10 +6,10 @@
 __all__ = ['HORIZON', 'PENALTY', 'vote_row', 'moves_ahead', 'LogisticModerator', 'log_loss', 'fit_logistic', 'write_logistic',
            'read_logistic']
 
-# %% ../nbs/09_moderators.ipynb #eea02f7c
+# %% ../nbs/09_moderators.ipynb #840a890a
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def log_loss(
     gradient = rows.T @ (1.0 / (1.0 + np.exp(-odds)) - rises) / len(rows) + penalty * held
     return float(loss.mean() + 0.5 * penalty * held @ held), gradient
 
-# %% ../nbs/09_moderators.ipynb #7cb4d9e8
+# %% ../nbs/09_moderators.ipynb #1669ce00
 def fit_logistic(
     episodes: Iterable[VotedEpisode], # those to learn from: never those it is judged on
     horizon: int = HORIZON, # sessions from the fill to the question
@@ -104,16 +104,16 @@ def fit_logistic(
 ) -> LogisticModerator:
     "How far each seat was right, measured on episodes with their votes; too little to learn from is a `StockerError`."
     from scipy.optimize import minimize
-    rows, moves, count = [], [], 0
-    for count, voted in enumerate(episodes, 1):
+    rows, moves = [], []
+    for voted in episodes:
         ahead = moves_ahead(voted, horizon)
         rows.append(np.array([vote_row(votes) for votes in voted.votes[:len(ahead)]]))
         moves.append(ahead)
-    if not count: raise StockerError('there are no episodes to fit a moderator on')
+    if not rows: raise StockerError('there are no episodes to fit a moderator on')
     table, ahead = np.concatenate(rows), np.concatenate(moves)
     table = np.column_stack([table, np.ones(len(table))])
     start = np.zeros(len(ROLES) + 1)
-    found = minimize(log_loss, start, (table, (ahead > 0).astype(float), PENALTY / count), jac=True, method='L-BFGS-B')
+    found = minimize(log_loss, start, (table, (ahead > 0).astype(float), PENALTY / len(rows)), jac=True, method='L-BFGS-B')
     return LogisticModerator(tuple(map(float, found.x[:-1])), float(found.x[-1]), float(np.abs(ahead).mean()), horizon,
                              fitted_on)
 
