@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'MOST_CHARACTERS', 'UNCHANGEABLE', 'REMEMBERED', 'MOST_REMEMBERED', 'READ', 'MOST_READ', 'SETTLED',
-           'PACKED_COLUMNS', 'SEAL_BYTES', 'GET_IT_AGAIN', 'escape_name', 'unescape_name', 'check_label', 'check_day',
-           'Place', 'place_path', 'path_place', 'bar_text', 'observation_text', 'is_fixed', 'observation_digest',
-           'question_digest', 'pair_digest', 'vote_digest', 'StoredVote', 'read_stored', 'clear_place', 'checked_vote',
-           'keep_vote', 'read_changed', 'find_vote', 'VoteCache', 'CachedSpecialist', 'cache_root', 'place_problem',
-           'stored_votes', 'cache_stats', 'file_problem', 'verify_cache', 'packed_row', 'stored_row', 'footer_start',
-           'seal', 'is_sealed', 'pack_cache', 'packed_table', 'packed_votes', 'unpack_cache']
+           'PACKED_COLUMNS', 'SEAL_BYTES', 'GET_IT_AGAIN', 'PACKED_FILE', 'escape_name', 'unescape_name', 'check_label',
+           'check_day', 'Place', 'place_path', 'path_place', 'bar_text', 'observation_text', 'is_fixed',
+           'observation_digest', 'question_digest', 'pair_digest', 'vote_digest', 'StoredVote', 'read_stored',
+           'clear_place', 'checked_vote', 'keep_vote', 'read_changed', 'find_vote', 'VoteCache', 'CachedSpecialist',
+           'cache_root', 'place_problem', 'stored_votes', 'cache_stats', 'file_problem', 'verify_cache', 'packed_row',
+           'stored_row', 'footer_start', 'seal', 'is_sealed', 'pack_cache', 'packed_table', 'packed_votes',
+           'unpack_cache', 'shared_place', 'make_shared_place', 'push_cache', 'pull_cache']
 
-# %% ../nbs/09_cache.ipynb #c55f7618
+# %% ../nbs/09_cache.ipynb #a19bcc06
 import copy
 import hashlib
 import os
 import re
 import string
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -34,7 +36,7 @@ from tqdm import tqdm
 
 from .core import (
     Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_stem,
-    write_atomically)
+    secret, write_atomically)
 from .data import read_table, write_table
 from .specialists import Specialist
 
@@ -549,3 +551,55 @@ def unpack_cache(
     votes = packed_votes(path)
     for stored in tqdm(votes, desc='unpack', unit='vote', delay=2): keep_vote(root, stored)
     return len(votes)
+
+# %% ../nbs/09_cache.ipynb #8335a05d
+PACKED_FILE = 'votes.parquet' # in a shared data set or folder
+
+
+def shared_place(
+    place: str, # 'owner/name' on the hub, or a folder, beginning with a dot, a slash or a drive
+) -> tuple[Any, str]: # a file system, and the folder in it
+    "Where a packed cache is shared; without the hub's package a `StockerError` names the extra."
+    try: from fsspec.core import url_to_fs
+    except ImportError: raise StockerError("fsspec is missing: pip install 'stocker[llm]'") from None
+    if not re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', place): return url_to_fs(str(Path(place).absolute()))
+    try: return url_to_fs(f'hf://datasets/{place}', token=secret('HF_TOKEN'))
+    except ImportError: raise StockerError("huggingface_hub is missing: pip install 'stocker[llm]'") from None
+
+# %% ../nbs/09_cache.ipynb #80131404
+def make_shared_place(
+    place: str, # 'owner/name' on the hub, or a folder
+    files: Any, # its file system, from `shared_place`
+    folder: str, # the folder in it
+) -> None:
+    "Make the data set or folder where it is missing."
+    if not folder.startswith('datasets/'): return files.makedirs(folder, exist_ok=True)
+    from huggingface_hub import create_repo
+    create_repo(place, repo_type='dataset', exist_ok=True, token=secret('HF_TOKEN'))
+
+# %% ../nbs/09_cache.ipynb #45ef3238
+def push_cache(
+    root: str | Path, # folder of a cache
+    place: str, # 'owner/name' on the hub, or a folder
+) -> int: # votes packed
+    "Pack a cache and put it where others find it; the data set is made where it is missing."
+    files, folder = shared_place(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        packed = Path(temporary, PACKED_FILE)
+        count = pack_cache(root, packed)
+        make_shared_place(place, files, folder)
+        files.put_file(str(packed), f'{folder}/{PACKED_FILE}')
+    return count
+
+
+def pull_cache(
+    place: str, # 'owner/name' on the hub, or a folder
+    root: str | Path, # folder of a cache; made where it is missing
+) -> int: # votes written
+    "Fetch a shared cache and unpack it; what was changed on the way is refused whole."
+    files, folder = shared_place(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        packed = Path(temporary, PACKED_FILE)
+        try: files.get_file(f'{folder}/{PACKED_FILE}', str(packed))
+        except FileNotFoundError: raise StockerError(f'{place}: there is no {PACKED_FILE} in it') from None
+        return unpack_cache(packed, root)

@@ -720,3 +720,35 @@ def test_what_a_file_says():
     assert place_path(stored.place) == 'news/base/AAPL__2024-01-05.json'
     assert StoredVote.model_validate_json(json.dumps(plain(stored))) == stored
 
+
+
+def test_a_cache_goes_to_the_hub_and_comes_back(tmp_path, monkeypatch):
+    "The hub is a file system: here one in a folder, under the hub's own name."
+    import fsspec.core
+    import huggingface_hub
+    from fsspec.implementations.dirfs import DirFileSystem
+    from stocker.cache import pull_cache, push_cache
+    hub, made = tmp_path/'hub', []
+    files = DirFileSystem(str(hub), fsspec.filesystem('file'))
+
+    def url_to_fs(url, token=None):
+        assert url == 'hf://datasets/somebody/votes' and token == 'a key'
+        return files, 'datasets/somebody/votes'
+
+    def create_repo(place, repo_type, exist_ok, token):
+        made.append((place, repo_type))
+        (hub/'datasets'/place).mkdir(parents=True, exist_ok=exist_ok)
+
+    monkeypatch.setenv('HF_TOKEN', 'a key')
+    monkeypatch.setattr(fsspec.core, 'url_to_fs', url_to_fs)
+    monkeypatch.setattr(huggingface_hub, 'create_repo', create_repo)
+    cache, observation = VoteCache(tmp_path/'here'), observe()
+    kept = CachedSpecialist(counting()[0], cache, 'news', 'm')(observation)
+    assert push_cache(cache.root, 'somebody/votes') == 1 and made == [('somebody/votes', 'dataset')]
+    assert pull_cache('somebody/votes', tmp_path/'there') == 1
+    again = CachedSpecialist(counting()[0], VoteCache(tmp_path/'there'), 'news', 'm')
+    assert again.find(observation, again.key(observation)) == kept
+    shared = hub/'datasets/somebody/votes/votes.parquet'
+    shared.write_bytes(shared.read_bytes()[:-1] + b'x')
+    with pytest.raises(StockerError, match='changed since'): pull_cache('somebody/votes', tmp_path/'else')
+    assert not (tmp_path/'else').exists()
