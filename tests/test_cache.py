@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stocker.cache import (
-    MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, StoredVote, VoteCache, bar_text, cache_stats, check_day,
-    check_label, escape_name, is_sealed, observation_digest, observation_text, pack_cache, packed_votes, path_place,
+    MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, StoredVote, VoteCache, bar_text, cache_stats,
+    check_day, check_label, escape_name, is_sealed, observation_digest, observation_text, pack_cache, packed_votes, path_place,
     place_path, read_stored, seal, unescape_name, unpack_cache, verify_cache, vote_digest)
 from stocker.core import (
     Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest, plain)
@@ -142,7 +142,8 @@ def test_nothing_leaves_the_root(tmp_path, parts):
 def test_a_bad_ticker_is_refused_before_anyone_is_asked(tmp_path):
     specialist, asked = counting()
     for changes in ({'ticker': '../x'}, {'date': '2024-01-05/../x'}):
-        with pytest.raises(StockerError): CachedSpecialist(specialist, VoteCache(tmp_path), 'news', 'm')(observe(**changes))
+        remember = CachedSpecialist(specialist, VoteCache(tmp_path), 'news', 'm')
+        with pytest.raises(StockerError): remember(observe(**changes))
     assert asked == []
 
 
