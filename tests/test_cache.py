@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from stocker.cache import (
     MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, StoredVote, VoteCache, bar_text, cache_stats,
-    check_day, check_label, escape_name, is_sealed, observation_digest, observation_text, pack_cache, packed_votes, path_place,
-    place_path, read_stored, seal, unescape_name, unpack_cache, verify_cache, vote_digest)
+    check_day, check_label, escape_name, is_sealed, observation_digest, observation_text, pack_cache, packed_votes,
+    path_place, place_path, read_stored, seal, unescape_name, unpack_cache, verify_cache, vote_digest)
 from stocker.core import (
     Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest, plain)
 from stocker.data import write_table
