@@ -18,7 +18,8 @@ extra_names = ['data', 'llm', 'train', 'serve', 'scale', 'bench', 'dev']
 extras = {name: requirements(f'{name}_requirements') for name in extra_names}
 extras['all'] = sorted({requirement for name in extra_names if name != 'dev' for requirement in extras[name]})
 
-data_packages = ['stocker._data', 'stocker._data.facts', 'stocker._data.charts']
+folders = [path.name for path in sorted((Path(__file__).parent / 'data').iterdir()) if path.is_dir()]
+data_packages = ['stocker._data', *(f'stocker._data.{name}' for name in folders)]
 
 setup(
     name=config['lib_name'],
@@ -41,7 +42,7 @@ setup(
     python_requires=f">={config['min_python']}",
     packages=[*find_packages(include=['stocker', 'stocker.*']), *data_packages],
     package_dir={'stocker._data': 'data'},
-    package_data={'stocker._data': ['*'], 'stocker._data.facts': ['*'], 'stocker._data.charts': ['*']},
+    package_data={name: ['*'] for name in data_packages},
     install_requires=requirements('requirements'),
     extras_require=extras,
     entry_points={'console_scripts': ['stocker = stocker.cli:main']},

@@ -6,7 +6,7 @@
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'WRITTEN_AS_IS', 'StockerError', 'DataError', 'Side', 'Frozen', 'TradeAction',
            'Vote', 'Abstention', 'CouncilDecision', 'Ruling', 'Timing', 'as_timing', 'Bar', 'Headline', 'ForumPost',
            'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'data_path', 'file_stem', 'secret']
+           'canonical_json', 'digest', 'write_atomically', 'package_path', 'data_path', 'file_stem', 'secret']
 
 # %% ../nbs/00_core.ipynb #e1af6569
 import hashlib
@@ -309,16 +309,22 @@ def write_atomically(
     finally:
         Path(name).unlink(missing_ok=True)
 
-# %% ../nbs/00_core.ipynb #3a94d7c6
+# %% ../nbs/00_core.ipynb #10c21005
+def package_path(
+    *parts: str, # path below what comes with the package, e.g. 'pocket', 'config.json'
+) -> Path: # absolute path; it may not exist
+    "A place in the files that come with the package, or with the checkout it runs from."
+    package = Path(__file__).resolve().parent
+    installed, checkout = package/'_data', package.parent/'data'
+    return (installed if installed.is_dir() else checkout).joinpath(*parts)
+
+
 def data_path(
     *parts: str, # path below the data set, e.g. 'charts', 'AAPL_2023-08-01.png'
 ) -> Path: # absolute path; it may not exist
-    "A place in the data set: `STOCKER_DATA` if set, else the one installed with the package, else the checkout's."
-    package = Path(__file__).resolve().parent
-    installed, checkout = package/'_data', package.parent/'data'
+    "A place in the data set: `STOCKER_DATA` if set, else the one that comes with the package."
     own = os.environ.get('STOCKER_DATA')
-    root = Path(own).absolute() if own else installed if installed.is_dir() else checkout
-    return root.joinpath(*parts)
+    return Path(own).absolute().joinpath(*parts) if own else package_path(*parts)
 
 # %% ../nbs/00_core.ipynb #82304a7e
 def file_stem(

@@ -6,7 +6,7 @@
 __all__ = ['HORIZON', 'PENALTY', 'vote_row', 'moves_ahead', 'LogisticModerator', 'log_loss', 'fit_logistic', 'write_logistic',
            'read_logistic']
 
-# %% ../nbs/09_moderators.ipynb #840a890a
+# %% ../nbs/09_moderators.ipynb #a845389c
 import json
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from .core import (
-    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, data_path, write_atomically)
+    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, package_path, write_atomically)
 from .council import VotedEpisode, order_by_score
 
 # %% ../nbs/09_moderators.ipynb #9c0cd8a9
@@ -117,7 +117,7 @@ def fit_logistic(
     return LogisticModerator(tuple(map(float, found.x[:-1])), float(found.x[-1]), float(np.abs(ahead).mean()), horizon,
                              fitted_on)
 
-# %% ../nbs/09_moderators.ipynb #f59866b4
+# %% ../nbs/09_moderators.ipynb #2310ce9b
 def write_logistic(
     moderator: LogisticModerator, # fitted
     path: str | Path, # a .json file; its folder is made
@@ -131,7 +131,7 @@ def read_logistic(
     path: str | Path | None = None, # as `write_logistic` wrote it; None for the one that comes with Stocker
 ) -> LogisticModerator:
     "Read a logistic moderator; a file that holds none is a `StockerError`."
-    path = data_path('moderators', 'logistic.json') if path is None else Path(path)
+    path = package_path('moderators', 'logistic.json') if path is None else Path(path)
     try: values = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError): raise StockerError(f'{path}: there is no logistic moderator; fit one first') from None
     try: return LogisticModerator(**{**values, 'trust': tuple(values['trust'])})
