@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from stocker.cache import CachedSpecialist, Place, VoteCache, place_path, read_stored
 from stocker.core import (
-    ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, canonical_json, digest)
+    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, canonical_json, digest)
 from stocker.council import (
-    MODERATORS, THRESHOLD, Council, ask, ask_all, mean_signal, order_by_score, play, play_step, read_trace,
-    rule_council, trace_orders, vote_mean, vote_mean_all_in, write_trace)
+    MODERATORS, THRESHOLD, Council, ask, ask_all, collect_votes, mean_signal, moderate_episode, order_by_score, play,
+    play_step, read_trace, rule_council, trace_orders, vote_mean, vote_mean_all_in, write_trace)
 from stocker.env import StockerEnv
 from stocker.episodes import load_task
 from stocker.reward import RewardWeights
@@ -306,3 +307,239 @@ def test_a_trace_of_another_weighting_keeps_its_weights(tmp_path):
     run = play(StockerEnv('task_easy', weights=weights), rule_council())
     write_trace(run, tmp_path/'trace.jsonl')
     assert read_trace(tmp_path/'trace.jsonl').weights == weights
+
+
+# a time limit
+
+@pytest.mark.parametrize('seconds', [0.15, 0.3])
+def test_a_specialist_that_raises_and_one_that_hangs_stop_nobody(seconds, look):
+    def hanging(observation): time.sleep(30)
+    specialists = {**RULE_ANALYSTS, 'indicator': failing(ValueError('no data')), 'forum_sentiment': hanging}
+    start = time.monotonic()
+    votes = ask_all(specialists, look, seconds)
+    assert time.monotonic() - start < seconds + 2 and tuple(votes) == ROLES
+    assert votes['indicator'] == Abstention(reason='ValueError: no data')
+    assert votes['forum_sentiment'] == Abstention(reason=f'TimeoutError: no answer within {seconds:g} seconds')
+    alone = ask_all(RULE_ANALYSTS, look)
+    assert all(votes[role] == alone[role] for role in ROLES if role not in ('indicator', 'forum_sentiment'))
+
+
+def test_a_hanging_specialist_does_not_keep_the_program_from_ending():
+    code = '''
+import time
+from stocker.council import Council, vote_mean
+from stocker.episodes import load_task
+from stocker.core import Portfolio
+council = Council({'news': lambda observation: time.sleep(600)}, vote_mean, seconds=0.1)
+decision = council.decide(load_task('task_easy').observations()[0], Portfolio(0, 43, 1e4, 0, 1e2, 1e4, 0.001, 0.0))
+print(decision.votes['news'].reason)'''
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == 'TimeoutError: no answer within 0.1 seconds\n', done.stderr
+
+
+def test_a_late_answer_changes_nothing_any_more(look):
+    def late(observation):
+        time.sleep(0.2)
+        return Vote(signal=1.0, confidence=1.0, rationale='late')
+    votes = ask_all({'news': late, 'indicator': RULE_ANALYSTS['indicator']}, look, seconds=0.05)
+    before = dict(votes)
+    time.sleep(0.3)
+    assert votes == before and isinstance(votes['news'], Abstention)
+
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt, SystemExit])
+def test_an_interruption_in_a_thread_reaches_whoever_asked(error, look):
+    with pytest.raises(error): ask_all({'news': failing(error()), 'indicator': saying(1)}, look, seconds=10)
+
+
+def test_asking_works_where_an_event_loop_runs(look):
+    import asyncio
+    async def cell(): return ask_all(RULE_ANALYSTS, look, seconds=60)
+    assert asyncio.run(cell()) == ask_all(RULE_ANALYSTS, look)
+
+
+def test_the_order_in_which_answers_come_decides_nothing(look):
+    rng = random.Random(1)
+    def slowly(signal):
+        pause = rng.uniform(0, 0.02)
+        def specialist(observation):
+            time.sleep(pause)
+            return Vote(signal=float(signal), confidence=0.5, rationale='')
+        return specialist
+    for _ in range(5):
+        specialists = {role: slowly(signal) for role, signal in zip(ROLES, [1, 1, 1, -1, -1, -1, 0], strict=True)}
+        votes = ask_all(specialists, look, seconds=10)
+        assert tuple(votes) == ROLES and vote_mean(votes, purse()).action.side is Side.HOLD
+
+
+# votes that stay
+
+@pytest.mark.parametrize('timing', ['close', 'next_open'])
+@pytest.mark.parametrize('moderator', MODERATORS)
+def test_a_moderator_judged_on_kept_votes_trades_as_in_the_council(moderator, timing):
+    voted = collect_votes(RULE_ANALYSTS, load_task('task_medium'), timing)
+    judged = moderate_episode(voted, MODERATORS[moderator], RewardWeights(transaction_cost=0.002))
+    played = play(StockerEnv('task_medium', timing, RewardWeights(transaction_cost=0.002)), rule_council(moderator))
+    assert judged.rewards.tolist() == [step.terms.reward for step in played.steps]
+    assert judged.values.tolist() == [step.value for step in played.steps]
+    assert judged.total_reward == played.total_reward
+
+
+def test_a_moderator_may_answer_with_a_plain_pair():
+    voted = collect_votes({}, load_task('task_easy'))
+    judged = moderate_episode(voted, lambda votes, portfolio: (TradeAction(side='hold'), 'no'))
+    assert judged.rulings[0] == Ruling(TradeAction(side='hold'), 'no') and not judged.traded.any()
+
+
+def test_an_unreadable_answer_is_kept_apart_from_a_decision_to_hold(tmp_path):
+    def mumbling(votes, portfolio): return Ruling(TradeAction(side='hold'), 'no object', unreadable=True, said='Buy!')
+    played = play(StockerEnv('task_easy'), Council(RULE_ANALYSTS, mumbling, 'mumbling'))
+    write_trace(played, tmp_path/'trace.jsonl')
+    steps = read_trace(tmp_path/'trace.jsonl').steps
+    assert all(step.decision.unreadable and step.decision.said == 'Buy!' and not step.invalid for step in steps)
+
+
+# filling
+
+class Counting:
+    "A specialist that is asked in batches and notes what it was asked."
+
+    def __init__(self, silent=()): self.asked, self.batches, self.silent = [], [], set(silent)
+
+    def __call__(self, observation): return self.vote_all([observation])[0]
+
+    def vote_all(self, observations):
+        self.batches.append(len(observations))
+        self.asked += [look.date for look in observations]
+        return [Abstention(reason='nothing to say') if look.date in self.silent else
+                Vote(signal=0.5, confidence=0.5, rationale=look.date) for look in observations]
+
+
+def remembering(specialist, root, **changes):
+    return CachedSpecialist(specialist, VoteCache(root), **{'role': 'news', 'model': 'm', 'prompt': 'p', **changes})
+
+
+def test_filling_asks_once_in_batches_and_then_never_again(tmp_path):
+    easy, counting = load_task('task_easy'), Counting()
+    council = Council({'news': remembering(counting, tmp_path), 'indicator': saying(1)}, vote_mean)
+    assert council.fill([easy], batch=10, progress=False) == (43, 43, 0)
+    assert counting.batches == [10, 10, 10, 10, 3] and counting.asked == list(easy.dates)
+    assert council.fill([easy], progress=False) == (43, 0, 0) and len(counting.asked) == 43
+    played = play(StockerEnv(easy), council)
+    assert len(counting.asked) == 43
+    assert [step.decision.votes['news'].rationale for step in played.steps] == list(easy.dates)
+
+
+@pytest.mark.parametrize('change', [{'model': 'n'}, {'prompt': 'q'}, {'settings': {'temperature': 1}}])
+def test_another_question_is_asked_once_for_each_decision(change, tmp_path):
+    easy, counting = load_task('task_easy'), Counting()
+    Council({'news': remembering(counting, tmp_path)}, vote_mean).fill([easy], progress=False)
+    for _ in range(2):
+        Council({'news': remembering(counting, tmp_path, **change)}, vote_mean).fill([easy], progress=False)
+    assert len(counting.asked) == 86
+
+
+def test_abstentions_are_counted_and_asked_again(tmp_path):
+    easy = load_task('task_easy')
+    counting = Counting(silent=easy.dates[:5])
+    council = Council({'news': remembering(counting, tmp_path)}, vote_mean)
+    assert council.fill([easy], progress=False) == (43, 43, 5)
+    assert council.fill([easy], progress=False) == (43, 5, 5) and counting.asked[43:] == list(easy.dates[:5])
+
+
+def test_the_two_clocks_ask_two_questions(tmp_path):
+    easy, counting = load_task('task_easy'), Counting()
+    for timing in ('close', 'next_open'):
+        Council({'news': remembering(counting, tmp_path/timing)}, vote_mean).fill([easy], timing, progress=False)
+    assert len(counting.asked) == 86
+
+
+def test_a_batch_that_comes_back_short_is_refused(tmp_path):
+    class Short(Counting):
+        def vote_all(self, observations): return super().vote_all(observations)[:-1]
+    council = Council({'news': remembering(Short(), tmp_path)}, vote_mean)
+    with pytest.raises(StockerError, match='answers came to'): council.fill([load_task('task_easy')], progress=False)
+
+
+def test_nothing_is_filled_without_a_cache():
+    assert rule_council().fill([load_task('task_easy')], progress=False) == (0, 0, 0)
+
+
+KILLS = 100
+FILLING = """
+import os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+import test_council
+from stocker.core import Vote
+
+root, log, rng = sys.argv[1], sys.argv[2], random.Random(7)
+episodes, council = test_council.episodes_to_fill(), test_council.slow_council(root, log)
+for episode in episodes: episode.observations()
+plain_write = Path.write_text
+
+def slow_disk(path, text, encoding):
+    half = len(text) // 2
+    with open(path, 'w', encoding=encoding) as file:
+        for part in (text[:half], text[half:]):
+            file.write(part)
+            file.flush()
+            time.sleep(0.0002)
+
+Path.write_text = slow_disk # so that many of the kills fall into a writing
+
+def called(): return os.path.getsize(log) if os.path.exists(log) else 0
+
+stopped = 0
+for _ in range(int(sys.argv[4])):
+    before, child = called(), os.fork()
+    if not child:
+        try: council.fill(episodes, batch=3, progress=False)
+        finally: os._exit(0)
+    patience = time.monotonic() + 5
+    while called() == before and time.monotonic() < patience: time.sleep(0.001)
+    time.sleep(rng.uniform(0, 0.008))
+    os.kill(child, signal.SIGKILL)
+    stopped += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print(stopped)
+"""
+
+
+def episodes_to_fill(): return [load_task('task_easy'), load_task('task_medium')]
+
+
+def slow_council(root, log):
+    "All seats, each noting what it is asked before it answers."
+    class Noting(Counting):
+        def __init__(self, role):
+            super().__init__()
+            self.role = role
+        def vote_all(self, observations):
+            handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(handle, ''.join(f'{self.role} {look.ticker} {look.date}\n' for look in observations).encode())
+            os.close(handle)
+            return super().vote_all(observations)
+    seats = {role: remembering(Noting(role), root, role=role) for role in ROLES}
+    return Council(seats, vote_mean)
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork and SIGKILL')
+def test_filling_survives_a_hundred_kills(tmp_path):
+    root, log, here = tmp_path/'root', tmp_path/'calls.txt', os.path.dirname(__file__)
+    done = subprocess.run([sys.executable, '-c', FILLING, str(root), str(log), here, str(KILLS)],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= KILLS // 2, 'too few of the processes were still at work when they were killed'
+    kept = {path.relative_to(root).as_posix() for path in root.rglob('*.json') if not path.name.startswith('.')}
+    assert kept and all(read_stored(root/path) for path in kept)
+    places = {(role, episode.ticker, date)
+              for role in ROLES for episode in episodes_to_fill() for date in episode.dates}
+    missing = {place for place in places if place_path(Place(place[0], 'base', *place[1:])) not in kept}
+    assert missing, 'everything was filled before the last kill, so there is nothing left to ask for'
+    calls = log.read_text().splitlines()
+    assert len(calls) - len(set(calls)) <= 3 * KILLS, 'more than the batch in hand was asked for again'
+    log.unlink()
+    filled = slow_council(root, log).fill(episodes_to_fill(), progress=False)
+    asked = [tuple(line.split()) for line in log.read_text().splitlines()] if log.exists() else []
+    assert filled.asked == len(asked) == len(missing) and set(asked) == missing
+    assert slow_council(root, log).fill(episodes_to_fill(), progress=False).asked == 0
