@@ -1,0 +1,743 @@
+"""What a corpus must never do: mix splits, look ahead, swallow a damaged file, grade otherwise than the environment."""
+import gzip
+import json
+import os
+import shutil
+import zipfile
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import stocker.corpus as corpus_module
+from stocker.core import DataError, StockerError, Timing, data_path
+from stocker.corpus import (
+    INDEX_COLUMNS, PERIODS, RULES, SECTORS, SPLITS, Corpus, FileHeadlines, GdeltHeadlines, Histories, RecordFields,
+    StreamedHeadlines, balanced_weights, baseline_table, corpus_baselines, corpus_episode, corpus_index, difficulty,
+    easy_first, episode_from_source, episode_steps, exchange_days, folder_histories, gather_headlines,
+    grouped_error, hub_headlines, load_corpus, missing_sessions, orders_of, packaged_histories, peers_of,
+    play_side_by_side, price_files, read_episode_name, read_universe, regimes, relations_of, release_time,
+    sample_episodes, save_histories, side_market, side_yardstick, source_histories, window_starts, without_repeats)
+from stocker.data import FolderSource, RateLimited, YahooSource, load_prices
+from stocker.env import StockerEnv, simulate_rewards
+from stocker.episodes import Episode, load_task
+from stocker.reward import RewardWeights, yardstick
+
+DAYS = exchange_days(data_path('calendar.parquet'))
+LARGE = Path(__file__).resolve().parents[2]/'shared'/'market'
+needs_large = pytest.mark.skipif(not LARGE.is_dir(), reason='no folder of market data beside the checkout')
+
+
+def write_csv(folder, ticker, table):
+    table.reset_index().to_csv(Path(folder)/f"{ticker.replace('=', '_')}.csv", index=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    "Three sound price files."
+    for ticker in ('AMD', 'META', 'SPY'): write_csv(tmp_path, ticker, load_prices(ticker))
+    return tmp_path
+
+
+def walk(seed, start='2015-01-02', end='2026-04-30', price=100.0, volatility=0.02):
+    "A made-up price table on the exchange's sessions."
+    random = np.random.default_rng(seed)
+    days = DAYS[(DAYS >= np.datetime64(start)) & (DAYS <= np.datetime64(end))]
+    close = price * np.exp(np.cumsum(random.normal(0, volatility, len(days))))
+    opened = close * np.exp(random.normal(0, volatility / 3, len(days)))
+    index = pd.DatetimeIndex(days, name='date').as_unit('us')
+    return pd.DataFrame({'open': opened, 'high': np.maximum(opened, close) * 1.001,
+                         'low': np.minimum(opened, close) * 0.999, 'close': close, 'adj_close': close,
+                         'volume': random.integers(1, 10**6, len(days)).astype(float)}, index)
+
+
+# ---------------------------------------------------------------- windows and splits
+
+@pytest.mark.parametrize(('length', 'stride'), [(42, 42), (42, 21), (42, 1), (5, 5), (63, 42), (126, 63), (2, 7)])
+def test_no_session_of_one_split_lies_in_another(length, stride):
+    index = corpus_index(length=length, stride=stride)
+    used = {split: (part['first'].min(), part['last'].max()) for split, part in index.groupby('split')}
+    order = [used[split] for split in SPLITS if split in used]
+    for (_, last), (first, _) in zip(order, order[1:]):
+        following = DAYS[np.searchsorted(DAYS, np.datetime64(last)) + 1]
+        assert np.datetime64(first) > following, 'the session of the last fill counts as well'
+    borders = [day for _, day in PERIODS[1:]]
+    grid = index[index['split'] != 'tasks']
+    for border in borders: assert not ((grid['first'] < border) & (grid['last'] >= border)).any()
+
+
+def test_split_of_each_window_follows_from_its_days():
+    limits = {'training': ('2000-01-03', '2020-12-31'), 'validation': ('2021-03-01', '2022-06-30'),
+              'test': ('2025-02-01', '2099-01-01')}
+    for _, row in corpus_index(stride=11).iterrows():
+        if row['split'] == 'tasks': continue
+        inside = [split for split, (first, last) in limits.items() if first <= row['first'] and row['last'] <= last]
+        assert inside == ([row['split']] if row['split'] != 'embargo' else [])
+
+
+def test_windows_of_a_share_do_not_overlap():
+    index = corpus_index()
+    for _, part in index[index['split'] != 'tasks'].groupby('ticker'):
+        assert (part['first'].to_numpy()[1:] > part['last'].to_numpy()[:-1]).all()
+    assert index['name'].is_unique and list(index) == list(INDEX_COLUMNS)
+
+
+def test_the_grid_is_the_same_for_every_share_and_history():
+    late = Histories({'AMD': walk(1, '2018-02-07'), 'SPY': walk(2)})
+    mine = corpus_index(late)
+    packaged = set(corpus_index()['first'])
+    assert set(mine['first']) <= packaged
+
+
+def test_every_window_has_its_warm_up_and_the_session_after():
+    for _, row in corpus_index(stride=30).iterrows():
+        table = load_prices(row['ticker'])
+        first = table.index.get_loc(row['first'])
+        last = table.index.get_loc(row['last'])
+        assert first >= 252 and last + 1 < len(table)
+
+
+@pytest.mark.parametrize('days', [['2018-06-05'], ['2018-06-05', '2018-06-06'], ['2016-01-04']])
+def test_a_missing_session_costs_exactly_the_windows_that_need_it(days):
+    whole = walk(3)
+    gap = whole.drop(pd.DatetimeIndex(days))
+    before, after = (corpus_index(Histories({'XYZ': table})) for table in (whole, gap))
+    lost = before[~before['name'].isin(after['name'])]
+    assert set(after['name']) <= set(before['name'])
+    numbers = {day: np.searchsorted(DAYS, np.datetime64(day)) for day in days}
+    for _, row in before.iterrows():
+        first, last = (np.searchsorted(DAYS, np.datetime64(row[name])) for name in ('first', 'last'))
+        needed = any(first - 252 <= number <= last + 1 for number in numbers.values())
+        assert (row['name'] in set(lost['name'])) == needed
+    assert days[0] in missing_sessions(gap, 'XYZ')
+
+
+def test_a_row_without_a_session_costs_windows_and_is_told():
+    whole = walk(3)
+    row = whole.loc[['2018-06-08']].set_axis(pd.DatetimeIndex(['2018-06-09'], name='date').as_unit('us'))
+    extra = pd.concat([whole, row]).sort_index()
+    before, after = (corpus_index(Histories({'XYZ': table})) for table in (whole, extra))
+    assert 0 < len(after) < len(before)
+    assert '2018-06-09' in missing_sessions(extra, 'XYZ')
+    for _, part in after[::8].iterrows(): Episode.from_prices(extra, 'XYZ', part['first'], part['last'])
+
+
+def test_a_surplus_row_does_not_make_up_for_a_missing_one():
+    whole = walk(3)
+    row = whole.loc[['2018-06-08']].set_axis(pd.DatetimeIndex(['2018-06-09'], name='date').as_unit('us'))
+    swapped = pd.concat([whole, row]).sort_index().drop(pd.Timestamp('2018-06-12'))
+    for _, part in corpus_index(Histories({'XYZ': swapped}))[::4].iterrows():
+        Episode.from_prices(swapped, 'XYZ', part['first'], part['last']).market('next_open')
+
+
+def test_rows_before_the_known_calendar_make_no_windows():
+    early = walk(4, '2000-01-03', '2003-12-31')
+    days = pd.bdate_range('1998-01-01', '1999-12-31', name='date').as_unit('us')
+    old = pd.DataFrame(np.full((len(days), 6), 100.0), days, list(early))
+    both = corpus_index(Histories({'XYZ': pd.concat([old, early])}))
+    assert both['name'].tolist() == corpus_index(Histories({'XYZ': early}))['name'].tolist()
+
+
+def test_every_row_of_the_index_can_be_played_under_both_clocks():
+    index = corpus_index(stride=97)
+    for _, row in index[index['split'] != 'tasks'].iloc[::29].iterrows():
+        episode = Episode.from_prices(load_prices(row['ticker']), row['ticker'], row['first'], row['last'])
+        assert episode.name == row['name']
+        for timing in Timing: episode.market(timing)
+
+
+@pytest.mark.parametrize(('length', 'stride'), [(1, 1), (0, 5), (42, 0), (42, -3)])
+def test_impossible_windows_are_refused(length, stride):
+    with pytest.raises(StockerError, match='use at least'): window_starts(DAYS, length, stride)
+
+
+def test_histories_too_short_for_any_window_are_refused():
+    with pytest.raises(DataError, match='no window of 42 sessions'):
+        corpus_index(Histories({'XYZ': walk(1, '2025-06-02', '2026-01-30')}))
+
+
+# ---------------------------------------------------------------- regimes
+
+def test_the_regime_follows_its_definition():
+    random = np.random.default_rng(0)
+    closes = 50 * np.exp(np.cumsum(random.normal(0, 0.02, (200, 42)), axis=1))
+    table = regimes(closes)
+    for row, close in zip(table.itertuples(), closes, strict=True):
+        returns = np.diff(np.log(close))
+        score = returns.sum() / (returns.std(ddof=1) * np.sqrt(len(returns)))
+        trend = 'rising' if score > 0.43 else 'falling' if score < -0.43 else 'sideways'
+        mood = 'calm' if returns.std(ddof=1) * 252 ** 0.5 < 0.25 else 'volatile'
+        assert row.regime == f'{trend} {mood}'
+        assert row.change == pytest.approx(close[-1] / close[0] - 1)
+
+
+def test_the_regime_does_not_depend_on_the_price_level():
+    closes = np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, (50, 42)), axis=1))
+    assert regimes(closes)['regime'].tolist() == regimes(closes * 1000)['regime'].tolist()
+
+
+def test_two_sessions_and_constant_prices_have_a_regime():
+    assert regimes(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]))['regime'].tolist() == [
+        'rising calm', 'falling calm', 'sideways calm']
+
+
+def test_no_observation_tells_the_regime_or_the_split():
+    episode = load_corpus('test')[0]
+    text = repr(episode.observations()[0])
+    for word in ('regime', 'rising', 'falling calm', 'volatile', 'split', 'test'): assert word not in text
+
+
+# ---------------------------------------------------------------- episodes
+
+def test_an_episode_equals_the_one_made_alone():
+    index = corpus_index()
+    for number in (3, 510):
+        row = index.iloc[number].to_dict()
+        if row['split'] == 'tasks': continue
+        mine = corpus_episode(row)
+        alone = Episode.from_prices(load_prices(row['ticker']), row['ticker'], row['first'], row['last'],
+                                    facts=mine.facts, peers=mine.peers)
+        assert (mine.name, mine.dates, mine.steps) == (alone.name, alone.dates, alone.steps)
+        np.testing.assert_array_equal(mine.features, alone.features)
+        for timing in Timing: assert mine.observations(timing) == alone.observations(timing)
+
+
+def test_the_future_of_a_history_changes_nothing():
+    row = load_corpus('validation', tickers=['META']).index.iloc[2].to_dict()
+    table = load_prices('META')
+    cut = table.loc[:row['last']]
+    changed = pd.concat([cut, table.loc[row['last']:].iloc[1:] * 3])
+    first, second = (corpus_episode(row, Histories({'META': prices})) for prices in (table, changed))
+    np.testing.assert_array_equal(first.features, second.features)
+    assert first.observations() == second.observations()
+
+
+def test_stale_earnings_are_not_used():
+    for episode in load_corpus('test', tickers=['AAPL', 'INTC', 'META'])[::4]:
+        assert all(look.fundamentals is None for look in episode.observations())
+    assert load_task('task_easy').observations()[0].fundamentals is not None
+
+
+def test_roles_without_data_have_nothing_before_them():
+    look = load_corpus('training', tickers=['NVDA'])[0].observations()[0]
+    assert (look.news, look.forum, look.macro, look.fundamentals) == ((), (), (), None)
+    assert 'CL=F' not in {move.symbol for move in look.peers}  # oil is on record from May 2020 on
+
+
+def test_episodes_are_made_when_asked_for_and_once(monkeypatch):
+    made = []
+    real = corpus_module.corpus_episode
+    monkeypatch.setattr(corpus_module, 'corpus_episode', lambda row, _: made.append(row['name']) or real(row))
+    corpus = load_corpus('training')
+    assert made == []
+    assert corpus[7] is corpus[7] and corpus[-1].name == corpus.index['name'].iloc[-1]
+    assert len(made) == 2
+    with pytest.raises(IndexError): corpus[len(corpus)]
+
+
+def test_a_corpus_is_a_sequence():
+    corpus = load_corpus('validation')
+    assert [episode.name for episode in corpus[:3]] == corpus.index['name'].tolist()[:3]
+    assert len(corpus[10:2]) == 0 and len(corpus.choose(np.array([4, 4]))) == 2
+    assert [one.name for one in corpus.choose(corpus.index['ticker'] == 'SPY')] == [
+        name for name in corpus.index['name'] if name.startswith('SPY')]
+    assert (episode_steps(corpus.index) == 42).all()
+
+
+def test_the_tasks_are_the_tasks():
+    assert [episode is load_task(episode.name) for episode in load_corpus('tasks')] == [True] * 3
+    assert not any(load_corpus().index['split'] == 'embargo')
+
+
+def test_the_environment_plays_a_corpus():
+    env = StockerEnv(load_corpus('test', tickers=['AMD'])[:3])
+    env.reset(seed=1)
+    *_, terminated, _, _ = env.step({'side': 'buy', 'quantity': 3})
+    assert not terminated
+
+
+def test_a_row_that_the_histories_do_not_hold_is_refused():
+    row = load_corpus('test').index.iloc[0].to_dict()
+    with pytest.raises(DataError, match='no prices of it'): corpus_episode(row | {'ticker': 'TSLA'})
+    with pytest.raises(DataError, match='make the index anew'):
+        corpus_episode(row, Histories({row['ticker']: load_prices(row['ticker']).loc[:'2020-01-31']}))
+
+
+def test_sectors_name_each_share_once():
+    shares = [ticker for tickers in SECTORS.values() for ticker in tickers]
+    assert len(shares) == len(set(shares))
+    for ticker in shares:
+        assert ticker not in peers_of(ticker) and len(peers_of(ticker)) <= 2
+        assert list(relations_of(ticker).values()).count('market') == 1
+    assert 'CL=F' in relations_of('XOM') and 'GC=F' not in relations_of('XOM')
+    assert 'SPY' not in relations_of('SPY')
+
+
+# ---------------------------------------------------------------- folders
+
+def test_a_folder_gives_what_the_package_holds(folder, tmp_path):
+    histories = folder_histories(folder, tmp_path/'cache')
+    assert histories.problems == ()
+    for ticker in ('AMD', 'META', 'SPY'): pd.testing.assert_frame_equal(histories.tables[ticker], load_prices(ticker))
+    again = folder_histories(folder, tmp_path/'cache')
+    for ticker in ('AMD', 'META', 'SPY'): pd.testing.assert_frame_equal(again.tables[ticker], load_prices(ticker))
+
+
+DAMAGE = {
+    'empty': b'', 'header only': b'date,open,high,low,close,adj_close,volume\n', 'binary': bytes(range(256)) * 40,
+    'other columns': b'date,price\n2020-01-02,3\n', 'text': b'this is no table\n',
+    'torn line': b'date,open,high,low,close,adj_close,volume\n2020-01-02,1,1,1\n',
+    'negative price': b'date,open,high,low,close,adj_close,volume\n2020-01-02,-1,1,-1,1,1,5\n',
+    'twice a day': b'date,open,high,low,close,adj_close,volume\n2020-01-02,1,1,1,1,1,5\n2020-01-02,1,1,1,1,1,5\n',
+    'not a number': b'date,open,high,low,close,adj_close,volume\n2020-01-02,1,1,1,nan,1,5\n'}
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_damaged_file_is_reported_and_the_others_are_read(folder, damage):
+    (folder/'META.csv').write_bytes(DAMAGE[damage])
+    for _ in range(2):  # a second time from the copies
+        histories = folder_histories(folder, folder/'cache')
+        assert sorted(histories.tables) == ['AMD', 'SPY']
+        [problem] = histories.problems
+        assert problem.startswith('META.csv') and 'the file is left out' in problem
+
+
+def test_a_torn_archive_is_reported(folder):
+    packed = gzip.compress((folder/'META.csv').read_bytes())
+    (folder/'META.csv').unlink()
+    (folder/'META.csv.gz').write_bytes(packed[:len(packed) // 2])
+    [problem] = folder_histories(folder, folder/'cache').problems
+    assert 'META' in problem and 'damaged' in problem
+
+
+def test_files_that_are_no_prices_are_reported(folder):
+    (folder/'my notes.csv').write_text('hello')
+    shutil.copy(folder/'AMD.csv', folder/'AMD.csv.bak')
+    (folder/'SPY.csv.gz').write_bytes(gzip.compress((folder/'SPY.csv').read_bytes()))
+    files, problems = price_files(folder)
+    assert sorted(files) == ['AMD', 'META', 'SPY'] and len(problems) == 2
+    assert files['SPY'].name == 'SPY.csv.gz'
+
+
+def test_a_changed_file_is_read_anew_even_with_the_same_size_and_time(folder):
+    path = folder/'AMD.csv'
+    first = folder_histories(folder, folder/'cache').tables['AMD']
+    times = path.stat()
+    text = path.read_text()
+    day = '2020-06-01'
+    line = next(line for line in text.splitlines() if line.startswith(day))
+    volume = line.rsplit(',', 1)[1]
+    other = volume.replace(volume[0], str((int(volume[0]) % 9) + 1), 1)
+    path.write_text(text.replace(line, line.rsplit(',', 1)[0] + ',' + other))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == times.st_size
+    second = folder_histories(folder, folder/'cache').tables['AMD']
+    assert second.loc[day, 'volume'] == float(other) != first.loc[day, 'volume']
+
+
+def test_an_unchanged_file_is_not_read_again(folder, monkeypatch):
+    folder_histories(folder, folder/'cache')
+    for path in folder.glob('*.csv'): path.touch()
+
+    def refuse(path, ticker): raise AssertionError(f'{path} was read again')
+    monkeypatch.setattr(corpus_module, 'read_price_file', refuse)
+    assert len(folder_histories(folder, folder/'cache').tables) == 3
+
+
+def test_a_damaged_copy_is_made_again(folder):
+    folder_histories(folder, folder/'cache')
+    for number, copy in enumerate(sorted((folder/'cache').rglob('*.npy'))):
+        copy.write_bytes([b'', b'garbage', copy.read_bytes()[:1000]][number])
+    for ticker, table in folder_histories(folder, folder/'cache').tables.items():
+        pd.testing.assert_frame_equal(table, load_prices(ticker))
+
+
+def test_a_place_that_cannot_be_written_only_costs_speed(folder):
+    (folder/'blocked').write_text('a file where a folder should be')
+    with pytest.warns(UserWarning, match='no copy of .* is kept'):
+        histories = folder_histories(folder, folder/'blocked')
+    assert len(histories.tables) == 3
+
+
+def test_gaps_are_reported_but_the_share_stays(folder):
+    write_csv(folder, 'META', load_prices('META').drop(pd.Timestamp('2019-05-01')))
+    histories = folder_histories(folder, folder/'cache')
+    assert len(histories.tables) == 3 and '2019-05-01' in histories.problems[0]
+
+
+def test_a_folder_without_prices_is_refused(tmp_path):
+    with pytest.raises(DataError, match='holds no price file'): folder_histories(tmp_path, tmp_path/'cache')
+    with pytest.raises(DataError, match='no such folder'): folder_histories(tmp_path/'none', tmp_path/'cache')
+
+
+def test_the_platform_cache_can_be_chosen(monkeypatch, tmp_path):
+    monkeypatch.setenv('STOCKER_CACHE', str(tmp_path/'mine'))
+    assert corpus_module.cache_folder() == tmp_path/'mine'
+    monkeypatch.delenv('STOCKER_CACHE')
+    assert corpus_module.cache_folder().name == 'stocker'
+
+
+@needs_large
+def test_the_large_folder_carries_the_packaged_windows(tmp_path):
+    for name in ('AAPL', 'SNAP', 'SPY', 'CL_F', 'XOM'): shutil.copy(LARGE/f'{name}.csv.gz', tmp_path)
+    histories = folder_histories(tmp_path, tmp_path/'cache')
+    index, packaged = corpus_index(histories), corpus_index()
+    assert histories.problems == () and 'CL=F' not in set(index['ticker'])
+    own = packaged[packaged['ticker'].isin(['AAPL', 'SNAP', 'SPY'])]
+    assert set(own['name']) <= set(index['name'])
+    assert index['first'].min() < '2001-06' and set(corpus_episode(
+        index[index['ticker'] == 'XOM'].iloc[-1].to_dict(), histories).peers) == {'CL=F', 'SPY'}
+    results = corpus_baselines(Corpus(index, histories))
+    assert len(results) == len(index) * (len(RULES) + 1) and np.isfinite(results['reward']).all()
+
+
+# ---------------------------------------------------------------- universes and sources
+
+def test_a_universe_is_read_strictly(tmp_path):
+    path = tmp_path/'mine.txt'
+    path.write_text('\ufeff# mine\n\naapl\nBRK.B # class B\nAAPL\n')
+    assert read_universe(path) == ['AAPL', 'BRK.B']
+    for text in ('', '# nothing\n', 'AAPL MSFT\n', '../etc\n'):
+        path.write_text(text)
+        with pytest.raises(DataError, match='one ticker on each line'): read_universe(path)
+    with pytest.raises(DataError, match='cannot be read'): read_universe(tmp_path/'none.txt')
+
+
+def yahoo_answer(refused=()):
+    "A stand-in for Yahoo that answers from the data set."
+    def download(symbol, start, end):
+        if symbol in refused: return None
+        table = load_prices(symbol).loc[start:end].iloc[:-1]
+        names = {name: name.title().replace('_', ' ') for name in table}
+        return table.rename(columns=names).tz_localize('America/New_York')
+    return YahooSource(download)
+
+
+def test_a_universe_can_come_from_yahoo():
+    histories = source_histories(yahoo_answer(), ['NVDA', 'SPY'], '2016-01-04', '2020-12-31', wait=lambda _: None)
+    assert {'NVDA', 'AMD', 'INTC', 'GC=F', 'SPY'} <= set(histories.tables)
+    assert len(corpus_index(histories)) > 0
+
+
+def test_what_a_source_refuses_is_reported(tmp_path):
+    histories = source_histories(yahoo_answer(['INTC']), ['NVDA'], '2016-01-04', '2020-12-31', wait=lambda _: None)
+    assert 'INTC' not in histories.tables and any('INTC' in problem for problem in histories.problems)
+    with pytest.raises(DataError, match='no prices at all'):
+        source_histories(FolderSource(tmp_path), ['NVDA'], wait=lambda _: None)
+
+
+def test_histories_are_written_and_read(tmp_path):
+    save_histories(Histories({'GC=F': load_prices('GC=F'), 'AMD': load_prices('AMD')}), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob('*.gz')}
+    save_histories(Histories({'GC=F': load_prices('GC=F'), 'AMD': load_prices('AMD')}), tmp_path)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.glob('*.gz')}
+    histories = folder_histories(tmp_path, tmp_path/'cache')
+    for ticker in ('GC=F', 'AMD'): pd.testing.assert_frame_equal(histories.tables[ticker], load_prices(ticker))
+
+
+# ---------------------------------------------------------------- any episode
+
+@pytest.mark.parametrize('text', [
+    '', 'NVDA', 'NVDA:2024-03-01', 'NVDA:2024-03-01:2024-04-30:x', ':2024-03-01:2024-04-30', 'task_easy',
+    'NVDA:2024-3-1:2024-04-30', 'NVDA:2024-02-30:2024-04-30', '../x:2024-03-01:2024-04-30',
+    'NVDA:2024-04-30:2024-03-01', 'NVDA:2024-03-01:2024-03-01'])
+def test_names_that_are_none_are_refused_in_one_line(text):
+    with pytest.raises(StockerError) as caught: read_episode_name(text)
+    assert '\n' not in str(caught.value)
+
+
+def test_an_episode_from_yahoo():
+    episode = episode_from_source('NVDA', '2024-03-01', '2024-04-30', yahoo_answer(), wait=lambda _: None)
+    assert (episode.name, episode.steps) == ('NVDA:2024-03-01:2024-04-30', 42)
+    assert {symbol: kind for symbol, (kind, _) in episode.peers.items()} == relations_of('NVDA')
+    for timing in Timing: assert len(episode.observations(timing)) == 42
+
+
+def test_peers_and_commodities_can_be_given():
+    episode = episode_from_source('NVDA', '2024-03-01', '2024-04-30', yahoo_answer(), ['META'], ['CL=F'])
+    assert list(episode.peers) == ['SPY', 'META', 'CL=F'] and episode.peers['CL=F'][0] == 'commodity'
+
+
+def test_a_chosen_peer_may_be_missing_and_a_named_one_not():
+    source = yahoo_answer(['AMD', 'META'])
+    with pytest.warns(UserWarning, match='goes without AMD'):
+        assert 'AMD' not in episode_from_source('NVDA', '2024-03-01', '2024-04-30', source).peers
+    with pytest.raises(DataError, match='META'):
+        episode_from_source('NVDA', '2024-03-01', '2024-04-30', source, peers=['META'])
+
+
+@pytest.mark.parametrize(('ticker', 'start', 'end', 'told'), [
+    ('SNAP', '2017-06-01', '2017-08-31', 'warm-up'), ('NVDA', '2035-03-01', '2035-04-30', 'no prices'),
+    ('NVDA', '2024-03-02', '2024-03-03', 'sessions')])
+@pytest.mark.filterwarnings('ignore:.*goes without')
+def test_windows_that_cannot_be_played_say_why(ticker, start, end, told):
+    with pytest.raises(DataError, match=told) as caught: episode_from_source(ticker, start, end, yahoo_answer())
+    assert ticker in str(caught.value)
+
+
+def test_a_source_that_refuses_is_asked_again_and_then_told():
+    class Busy:
+        name = adjustment = 'busy'
+        asked = 0
+
+        def fetch(self, ticker, start, end):
+            self.asked += 1
+            raise RateLimited(f'{ticker}: too many questions; wait')
+    busy, waits = Busy(), []
+    with pytest.raises(DataError, match='too many questions'):
+        episode_from_source('NVDA', '2024-03-01', '2024-04-30', busy, [], [], waits.append)
+    assert busy.asked == 6 and waits == [10.0, 20.0] * 2  # the share and the market
+
+
+# ---------------------------------------------------------------- baselines
+
+@pytest.mark.parametrize('timing', list(Timing))
+@pytest.mark.parametrize('weights', [RewardWeights(), RewardWeights(0.3, 1.0, 0.2, 0.02, 0.5),
+                                     RewardWeights(transaction_cost=0.0)])
+def test_side_by_side_equals_the_environment(timing, weights):
+    histories = Histories({'CHEAP': walk(1, price=0.05), 'DEAR': walk(2, price=9_000.0),
+                           'WILD': walk(3, volatility=0.2)})
+    corpus = load_corpus(histories=histories, length=23, stride=170)
+    market = side_market(corpus.index, histories, 23, timing)
+    measure = side_yardstick(market, weights.transaction_cost)
+    random = np.random.default_rng(4)
+    shape = market.fills.shape
+    for wanted in (random.integers(-3, 4, shape).astype(float), orders_of(random.random(shape) > 0.5)):
+        mine = play_side_by_side(measure, wanted, weights)
+        assert mine.invalid.any()
+        for number, episode in enumerate(corpus):
+            own = yardstick(episode.market(timing), episode.starting_cash, weights.transaction_cost)
+            np.testing.assert_array_equal(measure.ideal_pnl_pct[:, number], own.ideal_pnl_pct)
+            order = wanted[:, [number]].astype(np.int64)
+            sides = np.where(order > 0, 1, np.where(order < 0, 2, 0))
+            alone = simulate_rewards(episode, sides, np.abs(order), timing, weights)
+            for name in ('rewards', 'values', 'traded', 'invalid'):
+                np.testing.assert_array_equal(getattr(mine, name)[:, number], getattr(alone, name)[:, 0])
+
+
+def test_a_step_of_the_environment_gives_the_same_reward():
+    corpus = load_corpus('test')[:4]
+    market = side_market(corpus.index, corpus.histories, 42, Timing.CLOSE)
+    run = play_side_by_side(side_yardstick(market, 0.001), orders_of(market.closes > market.closes[0]), RewardWeights())
+    for number, episode in enumerate(corpus):
+        env = StockerEnv(episode)
+        env.reset()
+        for t, wish in enumerate(orders_of(market.closes > market.closes[0])[:, number]):
+            reward = env.step((1 if wish > 0 else 2 if wish < 0 else 0, int(abs(wish))))[1]
+            assert reward == run.rewards[t, number]
+
+
+@pytest.mark.parametrize('timing', list(Timing))
+def test_nothing_beats_the_limit(timing):
+    corpus = load_corpus('test')
+    results = corpus_baselines(corpus, timing)
+    assert (results['total_return'] <= results['limit'] + 1e-12).all()
+    limit = results.drop_duplicates('name').set_index('name')['limit']
+    for episode in corpus[:12]:
+        assert limit[episode.name] >= yardstick(episode.market(timing), 10_000.0, 0.001).optimum_pnl_pct[-1] - 1e-12
+
+
+def test_rules_never_look_ahead():
+    close = walk(9)['close']
+    for name, rule in RULES.items():
+        whole = rule(close)
+        for end in (1, 30, 300, 2000):
+            np.testing.assert_array_equal(whole[:end], rule(close.iloc[:end]), err_msg=name)
+
+
+def test_the_table_counts_right():
+    results = corpus_baselines(load_corpus('validation'))
+    table = baseline_table(results, 'ticker')
+    part = results[(results['ticker'] == 'AMD') & (results['policy'] == 'momentum')]
+    assert table.loc[('AMD', 'momentum'), 'reward'] == pytest.approx(part['reward'].mean())
+    error = part['reward'].std(ddof=1) / len(part) ** 0.5
+    assert table.loc[('AMD', 'momentum'), 'reward_error'] == pytest.approx(error)
+    assert set(baseline_table(results, 'regime').index.get_level_values(0)) == set(results['regime'])
+    with pytest.raises(StockerError, match='the corpus is empty'): corpus_baselines(load_corpus('validation')[:0])
+
+
+def test_copies_of_the_same_day_do_not_make_a_mean_more_certain():
+    values = np.random.default_rng(0).normal(size=50)
+    days = np.arange(50)
+    assert grouped_error(np.repeat(values, 40), np.repeat(days, 40)) == pytest.approx(grouped_error(values, days))
+
+
+# ---------------------------------------------------------------- drawing episodes
+
+def test_draws_follow_their_weights():
+    index, rng = corpus_index(), np.random.default_rng(0)
+    drawn = index.iloc[sample_episodes(index, rng, 20_000, balanced_weights(index))]['regime'].value_counts()
+    assert drawn.max() / drawn.min() < 1.15
+    only = sample_episodes(index, rng, 50, (index['split'] == 'test').to_numpy())
+    assert (index['split'].iloc[only] == 'test').all()
+    twice = index.iloc[sample_episodes(index, rng, 20_000, {'rising calm': 0.0})]
+    assert 'rising calm' not in set(twice['regime'])
+    assert len(set(sample_episodes(index, rng, 100, replace=False))) == 100
+
+
+def test_equal_seeds_draw_equal_episodes():
+    index = corpus_index()
+    first, second = (sample_episodes(index, np.random.default_rng(3), 20) for _ in range(2))
+    assert first.tolist() == second.tolist()
+
+
+@pytest.mark.parametrize('weights', [np.ones(3), np.zeros(2), np.array([1.0, -1.0]), np.array([np.nan, 1.0]),
+                                     np.array([np.inf, 1.0]), {'sunny': 1.0}])
+def test_weights_that_mean_nothing_are_refused(weights):
+    with pytest.raises(StockerError): sample_episodes(corpus_index().iloc[:2], np.random.default_rng(0), 1, weights)
+
+
+def test_difficulty_is_a_share_of_the_limit():
+    results = corpus_baselines(load_corpus())
+    hard = difficulty(results)
+    assert hard.between(0, 1).all() and hard.index.is_unique
+    name = hard.index[5]
+    part = results[results['name'] == name].set_index('policy')
+    best = part.loc[list(RULES), 'total_return'].max()
+    assert hard[name] == pytest.approx(1 - best / part['limit'].iloc[0])
+
+
+def test_a_course_lets_more_in_and_ends_with_all():
+    hard = np.random.default_rng(0).random(101)
+    sizes = [easy_first(hard, progress).sum() for progress in np.linspace(0, 1, 11)]
+    assert sizes == sorted(sizes) and sizes[0] == 31 and sizes[-1] == 101
+    assert hard[easy_first(hard, 0.0) > 0].max() < hard[easy_first(hard, 0.0) == 0].min()
+
+
+# ---------------------------------------------------------------- headlines
+
+@pytest.mark.parametrize(('value', 'zone', 'told'), [
+    ('2024-03-05T21:30:00Z', None, '2024-03-05T21:30:00+00:00'),
+    ('2024-03-05 21:30:00.25+00:00', None, '2024-03-05T21:30:01+00:00'),
+    ('2024-03-05 16:30:00', 'America/New_York', '2024-03-05T16:30:00-05:00'),
+    ('2024-11-03 01:30:00', 'America/New_York', '2024-11-03T01:30:00-05:00'),  # twice that night: the later one
+    ('2024-03-10 02:30:00', 'America/New_York', '2024-03-10T03:00:00-04:00'),  # never that night
+    ('2024-07-05', 'UTC', '2024-07-05T23:59:59-04:00'), (datetime(2024, 7, 5, 12, tzinfo=timezone.utc), None,
+                                                         '2024-07-05T12:00:00+00:00'),
+    (1720180800.2, None, '2024-07-05T12:00:01+00:00')])
+def test_times_of_release(value, zone, told): assert release_time(value, zone) == told
+
+
+@pytest.mark.parametrize('value', ['', 'now', '5', '05/03/2024', '2024-13-01', None, True, float('nan'), 0, 1.7e12,
+                                   20240305, [], '2024-03-05T25:00:00Z'])
+def test_times_that_are_none(value):
+    with pytest.raises(ValueError): release_time(value, 'UTC')
+
+
+RECORDS = [
+    {'ticker': 'NVDA', 'released_at': '2025-03-05T09:00:00-05:00', 'headline': 'Chip orders rise', 'tone': 'positive'},
+    {'ticker': 'nvda', 'released_at': '2025-03-05T15:00:00+00:00', 'headline': 'chip orders rise!'},
+    {'ticker': ['AMD', 'NVDA'], 'released_at': '2025-03-06T16:30:00-05:00', 'headline': 'A new chip', 'tone': 'great'},
+    {'ticker': 'NVDA', 'released_at': '2025-03-07', 'headline': 'Only the day is known', 'tone': 'negative'},
+    {'ticker': 'NVDA', 'released_at': '2025-03-07 10:00', 'headline': 'No zone'}, {'ticker': 'NVDA'},
+    {'ticker': 'no ticker', 'released_at': '2025-03-07T10:00:00Z', 'headline': 'x'}]
+
+
+def sources(folder):
+    "The same records in every form."
+    lines, table = folder/'lines.jsonl', folder/'table.parquet'
+    lines.write_text('\n'.join(map(json.dumps, RECORDS)) + '\n\n')
+    packed = folder/'lines.jsonl.gz'
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    joined = [{**record, 'ticker': ','.join(np.atleast_1d(record['ticker']))} for record in RECORDS]
+    pd.DataFrame(joined).to_parquet(table)
+    return [FileHeadlines(lines), FileHeadlines(packed), FileHeadlines(table), StreamedHeadlines(RECORDS)]
+
+
+def test_every_form_gives_the_same_headlines(tmp_path):
+    told = []
+    for source in sources(tmp_path):
+        found, faults = gather_headlines(source)
+        told.append({ticker: [(line.released_at, line.headline, line.tone) for line in timeline.facts]
+                     for ticker, timeline in found.items()})
+        assert sum(faults.values()) == 3
+    assert all(one == told[0] for one in told)
+    texts = [headline for _, headline, _ in told[0]['NVDA']]
+    assert texts == ['Chip orders rise', 'A new chip', 'Only the day is known']
+    assert [tone for *_, tone in told[0]['NVDA']] == ['positive', '', 'negative']
+
+
+def test_a_headline_is_seen_from_its_release_on():
+    news, _ = gather_headlines(StreamedHeadlines(RECORDS), ['NVDA'])
+    histories = replace(packaged_histories(), news=news)
+    episode = load_corpus('test', tickers=['NVDA'], histories=histories)[0]
+    for timing in Timing:
+        for look in episode.observations(timing):
+            decided = datetime.fromisoformat(look.decided_at)
+            expected = [line for line in news['NVDA'].facts
+                        if decided - timedelta(days=7) < datetime.fromisoformat(line.released_at) <= decided]
+            assert list(look.news) == expected
+    looks = {look.date: look for look in episode.observations('next_open')}
+    assert len(looks['2025-03-07'].news) == 2 and len(looks['2025-03-10'].news) == 3  # the day alone: known after it
+
+
+def test_repeats_count_once_within_days_and_again_later():
+    def lines(*days): return [RECORDS[0] | {'released_at': f'2025-03-{day:02}T09:00:00-05:00'} for day in days]
+    found, _ = gather_headlines(StreamedHeadlines(lines(9, 1, 2, 4, 20)))
+    assert [line.released_at[8:10] for line in found['NVDA'].facts] == ['01', '09', '20']
+    assert without_repeats([]) == []
+
+
+def test_only_the_wanted_shares_and_days_are_kept():
+    found, _ = gather_headlines(StreamedHeadlines(RECORDS), ['AMD'])
+    assert list(found) == ['AMD']
+    found, _ = gather_headlines(StreamedHeadlines(RECORDS), start='2025-03-06', end='2025-03-06')
+    assert [line.headline for line in found['NVDA'].facts] == ['A new chip']
+
+
+def test_fields_may_have_other_names_and_a_zone():
+    fields = RecordFields('symbol', 'date', 'title', time_zone='UTC')
+    record = {'symbol': 'A', 'date': '2025-03-07 10:00', 'title': 'x'}
+    found, faults = gather_headlines(StreamedHeadlines([record], fields))
+    assert found['A'].facts[0].released_at == '2025-03-07T10:00:00+00:00' and not faults
+
+
+def test_damaged_lines_are_counted_and_damaged_files_refused(tmp_path):
+    path = tmp_path/'x.jsonl'
+    path.write_bytes(b'\xff\xfe nonsense\n[1, 2]\n' + b'[' * 100_000 + b'\n' + json.dumps(RECORDS[0]).encode())
+    found, faults = gather_headlines(FileHeadlines(path))
+    assert len(found['NVDA'].facts) == 1 and sum(faults.values()) == 3
+    torn = gzip.compress(path.read_bytes())[:60]
+    for name, data in (('x.parquet', b'PAR1 no'), ('y.jsonl.gz', torn), ('z.jsonl.gz', b'no')):
+        (tmp_path/name).write_bytes(data)
+        with pytest.raises(DataError, match='cannot be read'): gather_headlines(FileHeadlines(tmp_path/name))
+    with pytest.raises(DataError, match='cannot be read'): gather_headlines(FileHeadlines(tmp_path/'none.jsonl'))
+
+
+def test_a_data_set_is_streamed(tmp_path, monkeypatch):
+    pytest.importorskip('datasets')
+    monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path/'cache'))
+    path = tmp_path/'lines.jsonl'
+    path.write_text('\n'.join(json.dumps(record) for record in RECORDS[:2]))
+    found, faults = gather_headlines(hub_headlines('json', RecordFields(time_zone='UTC'), data_files=str(path)))
+    assert [(line.released_at, line.headline) for line in found['NVDA'].facts] == [
+        ('2025-03-05T14:00:00+00:00', 'Chip orders rise')] and not faults
+    found, faults = gather_headlines(hub_headlines('json', data_files=str(path)))
+    assert not found and sum(faults.values()) == 2  # `datasets` has dropped the zones
+
+
+def gdelt_line(seen='20250305213000', names='Nvidia,120;Acme,7', tone='2.5,3,1', title='Chips &amp; more'):
+    fields = [''] * 27
+    fields[1], fields[3], fields[14], fields[15] = seen, 'example.org', names, tone
+    fields[26] = f'<PAGE_LINKS>x</PAGE_LINKS><PAGE_TITLE>{title}</PAGE_TITLE>' if title else ''
+    return '\t'.join(fields)
+
+
+def test_gdelt_in_every_packing(tmp_path):
+    both = gdelt_line('20250306000000', 'NVIDIA;Advanced Micro Devices', '0.2', 'Both')
+    text = '\n'.join([gdelt_line(), gdelt_line(tone='-4,0'), gdelt_line(names='Other,3'), gdelt_line(title=''),
+                      'x\ty', gdelt_line(seen='2025'), both])
+    (tmp_path/'a.csv').write_text(text)
+    (tmp_path/'a.csv.gz').write_bytes(gzip.compress(text.encode()))
+    with zipfile.ZipFile(tmp_path/'a.csv.zip', 'w') as packed: packed.writestr('a.csv', text)
+    names = {'Nvidia': 'NVDA', 'Advanced Micro Devices': 'AMD'}
+    told = [gather_headlines(GdeltHeadlines(tmp_path/name, names)) for name in ('a.csv', 'a.csv.gz', 'a.csv.zip')]
+    for found, faults in told:
+        assert [(line.headline, line.tone, line.released_at[:16]) for line in found['NVDA'].facts] == [
+            ('Chips & more', 'positive', '2025-03-05T21:30'), ('Both', 'neutral', '2025-03-06T00:00')]
+        assert len(found['AMD'].facts) == 1 and sum(faults.values()) == 3
+    (tmp_path/'b.zip').write_bytes(b'no archive')
+    with pytest.raises(DataError, match='cannot be read'): gather_headlines(GdeltHeadlines(tmp_path/'b.zip', names))
