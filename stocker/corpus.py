@@ -9,17 +9,17 @@ __all__ = ['PERIODS', 'SPLITS', 'TREND', 'CALM_BELOW', 'INDEX_COLUMNS', 'SECTORS
            'ticker_windows', 'task_windows', 'Histories', 'stored_histories', 'packaged_histories', 'corpus_index',
            'sector_of', 'peers_of', 'relations_of', 'ticker_facts', 'current_facts', 'corpus_facts', 'derived_tables',
            'episode_rows', 'corpus_episode', 'Corpus', 'load_corpus', 'EpisodeName', 'read_episode_name',
-           'fetch_window', 'episode_from_source', 'price_files', 'cache_folder', 'read_copy', 'write_copy',
-           'kept_prices', 'missing_sessions', 'left_out', 'folder_histories', 'read_universe', 'source_histories',
-           'save_histories', 'open_histories', 'momentum', 'moving_average_cross', 'mean_reversion', 'window_places',
-           'side_by_side', 'side_market', 'orders_of', 'trade_side_by_side', 'side_yardstick', 'play_side_by_side',
-           'upper_limit', 'play_rules', 'episode_steps', 'corpus_baselines', 'grouped_error', 'baseline_table',
-           'difficulty', 'balanced_weights', 'easy_first', 'sample_episodes', 'release_time', 'Story', 'HeadlineSource',
-           'RecordFields', 'read_record', 'record_stories', 'json_records', 'parquet_records', 'FileHeadlines',
-           'StreamedHeadlines', 'hub_headlines', 'gdelt_stories', 'GdeltHeadlines', 'without_repeats',
+           'HistoriesSource', 'fetch_window', 'episode_from_source', 'price_files', 'cache_folder', 'read_copy',
+           'write_copy', 'kept_prices', 'missing_sessions', 'left_out', 'folder_histories', 'read_universe',
+           'source_histories', 'save_histories', 'open_histories', 'momentum', 'moving_average_cross', 'mean_reversion',
+           'window_places', 'side_by_side', 'side_market', 'orders_of', 'trade_side_by_side', 'side_yardstick',
+           'play_side_by_side', 'upper_limit', 'play_rules', 'episode_steps', 'corpus_baselines', 'grouped_error',
+           'baseline_table', 'difficulty', 'balanced_weights', 'easy_first', 'sample_episodes', 'release_time', 'Story',
+           'HeadlineSource', 'RecordFields', 'read_record', 'record_stories', 'json_records', 'parquet_records',
+           'FileHeadlines', 'StreamedHeadlines', 'hub_headlines', 'gdelt_stories', 'GdeltHeadlines', 'without_repeats',
            'gather_headlines']
 
-# %% ../nbs/08_corpus.ipynb #fcece493
+# %% ../nbs/08_corpus.ipynb #7a5f5af8
 import gzip
 import html
 import json
@@ -47,7 +47,7 @@ from tqdm import tqdm
 from .accounting import ALL_SHARES, fill_batch, max_drawdown
 from .core import DataError, Headline, StockerError, Timing, as_timing, data_path, file_stem, write_atomically
 from .data import (
-    EARLIEST_POST, LATEST_POST, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables,
+    ADJUSTMENT, EARLIEST_POST, LATEST_POST, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables,
     read_price_file, sha256_of)
 from .env import Batch
 from .episodes import (
@@ -406,6 +406,30 @@ def read_episode_name(
     file_stem(ticker)
     if iso_day(start) >= iso_day(end): raise StockerError(f'{text!r}: the window is empty; the later day comes last')
     return EpisodeName(ticker.upper(), start, end)
+
+# %% ../nbs/08_corpus.ipynb #374aa105
+@dataclass(frozen=True)
+class HistoriesSource:
+    "Loaded price histories as a source of prices."
+
+    histories: Histories # where prices come from
+    name = 'loaded histories'
+    adjustment = ADJUSTMENT
+
+    def fetch(
+        self,
+        ticker: str, # symbol
+        start: str | pd.Timestamp, # first day
+        end: str | pd.Timestamp, # last day, included
+    ) -> pd.DataFrame: # a price table with at least one row
+        "The prices of one ticker; a `DataError` where there are none."
+        known = ', '.join(self.histories.tickers)
+        if ticker not in self.histories.tables:
+            remedy = f'choose among {known}, or name another source'
+            raise DataError('there are no prices of it here', ticker=ticker, remedy=remedy)
+        prices = self.histories.tables[ticker].loc[pd.Timestamp(start):pd.Timestamp(end)]
+        if len(prices): return prices.copy()
+        raise DataError('there are no prices in these days', ticker=ticker, date=start, remedy='choose other days')
 
 # %% ../nbs/08_corpus.ipynb #82dc72f2
 YEARS_BEFORE: int = 5 # years of prices before a window

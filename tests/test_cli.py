@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stocker
-from stocker.cli import main, names_of
+from stocker.cli import episodes_of, main
 from stocker.core import StockerError, data_path
 from stocker.council import read_trace, trace_orders
 from stocker.data import read_table, write_table
@@ -121,8 +121,8 @@ def test_help_and_nothing_at_all(command):
 def test_an_unknown_task_is_told_the_known_ones(command, tmp_path):
     refused(command('run', 'task_x'), 'task_x', *TASKS, 'all')
     assert files(tmp_path) == []
-    with pytest.raises(StockerError): names_of('')
-    assert names_of('all') == list(TASKS)
+    with pytest.raises(StockerError): episodes_of('')
+    assert [episode.name for episode in episodes_of('all')] == list(TASKS)
 
 
 @pytest.mark.parametrize('option, value, known', [
