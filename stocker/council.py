@@ -197,7 +197,7 @@ def fill_seat(
         if len(waiting) == batch: abstained += ask_waiting()
     return Filled(seen, asked, abstained + (ask_waiting() if waiting else 0))
 
-# %% ../nbs/09_council.ipynb #e3f07240
+# %% ../nbs/09_council.ipynb #83cdc62a
 @dataclass(frozen=True)
 class Council:
     "Specialists and a moderator."
@@ -226,7 +226,7 @@ class Council:
         "Ask every specialist with a cache for the votes that are missing; it may be stopped and started again."
         seats = [seat for seat in self.specialists.values() if isinstance(seat, CachedSpecialist)]
         total = len(seats) * sum(episode.steps for episode in episodes)
-        with tqdm(total=total, desc='votes', unit='vote', disable=not progress) as bar:
+        with tqdm(total=total, desc='votes', unit='vote', disable=not (progress and total)) as bar:
             parts = [fill_seat(seat, episode.observations(timing), batch, bar)
                      for episode in episodes for seat in seats]
         return Filled(*map(sum, zip(*parts, strict=True))) if parts else Filled(0, 0, 0)

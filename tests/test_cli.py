@@ -133,7 +133,7 @@ def test_an_unknown_choice_is_told_the_known_ones_in_one_line(option, value, kno
 
 
 @pytest.mark.parametrize('arguments, word', [
-    (['run'], 'task'), (['run', 'task_easy', '--speed', '3'], '--speed'), (['fly'], 'fly'),
+    (['run'], 'target'), (['run', 'task_easy', '--speed', '3'], '--speed'), (['fly'], 'fly'),
     (['run', 'task_easy', '--out'], '--out')])
 def test_a_command_that_cannot_be_read_is_refused_in_one_line(arguments, word, command):
     refused(command(*arguments), word)
