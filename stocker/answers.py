@@ -311,8 +311,8 @@ def read_trade(
     "The trade that a text asks for, or why it asks for none."
     return read_answer(text, TRADE_FIELDS, trade_in)
 
-# %% ../nbs/07_answers.ipynb #794cea33
-RATIONALE_SCHEMA: dict[str, Any] = {'type': 'string', 'maxLength': 400}
+# %% ../nbs/07_answers.ipynb #d09d54cf
+RATIONALE_SCHEMA: dict[str, Any] = {'type': 'string', 'maxLength': 160}
 VOTE_SCHEMA: dict[str, Any] = {
     'type': 'object',
     'properties': {'signal': {'type': 'number', 'minimum': -1, 'maximum': 1},

@@ -190,7 +190,7 @@ def test_an_impossible_last_day_is_refused(end, command, tmp_path):
 
 
 def test_an_unknown_benchmark_is_told_the_known_ones(command):
-    refused(command('bench', '--only', 'luck'), 'luck', 'steps', 'charts', 'sweep', 'start')
+    refused(command('bench', '--only', 'luck'), 'luck', 'steps', 'charts', 'council', 'sweep', 'start')
 
 
 # --- checking ---
