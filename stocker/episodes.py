@@ -305,7 +305,7 @@ def sessions_between(
     later = pd.bdate_range(max(start, known[-1]), max(end, known[-1])).strftime('%Y-%m-%d')
     return [day for day in (*known, *later[later > known[-1]]) if start <= day <= end]
 
-# %% ../nbs/04_episodes.ipynb #d81c3ae2
+# %% ../nbs/04_episodes.ipynb #824bb2a6
 WARM_UP_SESSIONS = 252
 
 
@@ -327,7 +327,9 @@ def window_rows(
         raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
                         ticker=ticker, date=start, remedy='start later, or load an earlier history')
     rows = prices.index[first - WARM_UP_SESSIONS:last].strftime('%Y-%m-%d')
-    for session in rows: decision_time(session, Timing.CLOSE)
+    calendar = session_closes(data_path('calendar.parquet'))
+    for session in rows:
+        if session not in calendar: decision_time(session, Timing.CLOSE) # says what is wrong
     for session in sessions_between(rows[0], end):
         if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=choose)
     return int(first), int(last - first)

@@ -96,14 +96,15 @@ def log_loss(
     gradient = rows.T @ (1.0 / (1.0 + np.exp(-odds)) - rises) / len(rows) + penalty * held
     return float(loss.mean() + 0.5 * penalty * held @ held), gradient
 
-# %% ../nbs/09_moderators.ipynb #1669ce00
+# %% ../nbs/09_moderators.ipynb #6c94cec1
 def fit_logistic(
     episodes: Iterable[VotedEpisode], # those to learn from: never those it is judged on
     horizon: int = HORIZON, # sessions from the fill to the question
     fitted_on: str = '', # which episodes, in words
 ) -> LogisticModerator:
     "How far each seat was right, measured on episodes with their votes; too little to learn from is a `StockerError`."
-    from scipy.optimize import minimize
+    try: from scipy.optimize import minimize
+    except ImportError: raise StockerError("scipy is missing: pip install 'stocker[train]'") from None
     rows, moves = [], []
     for voted in episodes:
         ahead = moves_ahead(voted, horizon)
