@@ -13,8 +13,9 @@ from stocker.env import StockerEnv
 from stocker.episodes import TASKS, Episode, load_task
 from stocker.reward import RewardWeights, inflation_growth
 from stocker.tuning import (
-    SETTINGS, TRIED_ORDERS, ManyWeights, choose, fill_under_fees, group_advantages, group_rewards, heat_map,
-    observation_digests, random_settings, read_settings, replay, seed_grid, setting_classes, sweep, write_choice)
+    MOST_SCENES, SCENES, SEED_GRID, SETTINGS, TRIED_ORDERS, ManyWeights, checked_scene, choose, fill_under_fees,
+    find_trace, fits_heat_map, group_advantages, group_rewards, heat_map, observation_digests, random_settings,
+    read_grid, read_settings, replay, seed_grid, setting_classes, setting_column, sweep, write_choice, write_sweep)
 
 SIDES = list(Side)
 
@@ -248,7 +249,7 @@ def test_a_trace_from_its_file_replays_exactly(trace, tmp_path):
     assert replay(again, again.weights).reward.tolist() == [step.terms.reward for step in trace.steps]
 
 
-@pytest.mark.parametrize('value', [float('nan'), float('inf'), -0.1, 'much', None, True])
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), -0.1, 'much', None, True, 10**400])
 @pytest.mark.parametrize('column', [*SETTINGS, 'invalid_penalty'])
 def test_a_wrong_cell_is_named(trace, column, value):
     settings = random_settings(4, np.random.default_rng(0)).assign(invalid_penalty=0.01)
@@ -362,3 +363,128 @@ def test_heat_maps_need_a_whole_grid(table):
     assert len(heat_map(table, 'totals').axes) == 4
     with pytest.raises(StockerError, match='whole grid'): heat_map(table.iloc[:-1], '')
     with pytest.raises(StockerError, match='come twice'): heat_map(pd.concat([table, table]), '')
+
+
+def test_a_table_read_as_a_whole_is_read_as_its_columns_are():
+    rng = np.random.default_rng(2)
+    plain = random_settings(50, rng)
+    tables = [plain, plain.assign(invalid_penalty=0.02), plain[list(SETTINGS)[::-1]], plain.astype('float32'),
+              plain.astype('Float64'), plain.assign(w_inflation=1), plain.astype(object), plain.iloc[::-2]]
+    for settings in tables:
+        many = read_settings(settings, 0.01)
+        for name in settings: assert getattr(many, name).tolist() == setting_column(settings[name]).tolist()
+    before = plain.copy()
+    sweep(find_trace('task_easy'), plain)
+    pd.testing.assert_frame_equal(plain, before)
+
+
+def test_what_was_checked_is_remembered_for_that_trace_alone(trace, table):
+    assert checked_scene(trace) is checked_scene(trace, load_task('task_easy'))
+    again = sweep(trace, seed_grid())
+    pd.testing.assert_frame_equal(again, table, check_exact=True)
+    steps = [*trace.steps]
+    steps[20] = replace(steps[20], terms=steps[20].terms._replace(reward=0.5))
+    with pytest.raises(StockerError, match='^step 20 '): sweep(replace(trace, steps=tuple(steps)), seed_grid())
+    with pytest.raises(StockerError, match='^step 42 is missing'):
+        sweep(replace(trace, steps=trace.steps[:-1]), seed_grid())
+    with pytest.raises(StockerError, match='saw another observation'):
+        sweep(trace, seed_grid(), corrected(load_task('task_easy'), load_task('task_easy').first + 20))
+    with pytest.raises(StockerError, match='hand in the episode it was played on'):
+        sweep(trace, seed_grid(), replace(load_task('task_easy'), starting_cash=5_000.0))
+
+
+def test_a_trace_that_can_change_is_checked_each_time(trace):
+    loose = replace(trace, steps=list(trace.steps))
+    before = sweep(loose, seed_grid().iloc[:3])
+    assert id(loose) not in SCENES
+    loose.steps[7] = replace(loose.steps[7], cash=1.0)
+    with pytest.raises(StockerError, match='^step 7 '): sweep(loose, seed_grid())
+    assert len(before) == 3
+
+
+def test_not_every_trace_is_kept(trace):
+    one = seed_grid().iloc[:1]
+    for _ in range(MOST_SCENES + 2): sweep(replace(trace), one)
+    assert len(SCENES) <= MOST_SCENES
+
+
+def written(path, text):
+    path.write_text(text, encoding='utf-8')
+    return path
+
+
+@pytest.mark.parametrize(('text', 'told'), [
+    ('', 'not JSON'), ('{"random": ', 'not JSON'), ('[' * 100_000, 'not JSON'),
+    ('[1, 2]', 'an object'), ('null', 'an object'),
+    ('{}', 'column w_performance is missing'), ('{"w_performance": [0.5]}', 'column w_inflation is missing'),
+    ('{"w_performance": 0.5}', 'w_performance: give a list'), ('{"w_performance": []}', 'w_performance: give a list'),
+    ('{"random": 0}', 'random = 0'), ('{"random": true}', 'random = True'), ('{"random": 2.5}', 'random = 2.5'),
+    ('{"random": "many"}', "random = 'many'"), ('{"random": 3, "seed": -1}', 'seed = -1'),
+    ('{"random": 3, "seed": null}', 'seed = None'), ('{"random": 1e99}', 'random = 1e'),
+    ('{"random": 99999999999}', '99,999,999,999 settings are too many'),
+    ('{"random": 3, "w_performance": [1]}', 'w_performance does not go with random'),
+    ('{"seed": 3}', 'seed: give a list')])
+def test_a_file_that_asks_for_no_grid_is_told_in_one_line(tmp_path, text, told):
+    path = written(tmp_path/'grid.json', text)
+    with pytest.raises(StockerError, match=told) as caught: read_grid(path)
+    assert str(caught.value).startswith(f'{path}: ') and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    'cell', ['-0.1', 'NaN', 'Infinity', '"much"', 'null', 'true', '[0.1]', '{}', '1e400', '9' * 400])
+@pytest.mark.parametrize('name', [*SETTINGS, 'invalid_penalty'])
+def test_a_wrong_cell_of_a_file_is_named(tmp_path, name, cell):
+    lists = {**SEED_GRID, 'invalid_penalty': (0.01,), name: (0.1,)}
+    text = json.dumps(lists).replace(f'"{name}": [0.1]', f'"{name}": [0.1, {cell}]')
+    with pytest.raises(StockerError, match=rf'grid\.json: settings, row \d+, {name} = '):
+        read_grid(written(tmp_path/'grid.json', text))
+
+
+def test_a_grid_may_be_large_but_not_endless(tmp_path):
+    lists = {name: [i / 1000 for i in range(100)] for name in SETTINGS}
+    with pytest.raises(StockerError, match='100,000,000 settings are too many'):
+        read_grid(written(tmp_path/'grid.json', json.dumps(lists)))
+    with pytest.raises(StockerError, match='there is no such grid'): read_grid(tmp_path/'none.json')
+    with pytest.raises(StockerError, match='there is no such grid'): read_grid(tmp_path)
+
+
+def test_a_grid_from_its_file_is_swept_like_ours(trace, table, tmp_path):
+    grid = read_grid(written(tmp_path/'grid.json', json.dumps(SEED_GRID)))
+    pd.testing.assert_frame_equal(sweep(trace, grid), table, check_exact=True)
+    whole = read_grid(written(tmp_path/'grid.json', json.dumps({name: [0, 1] for name in SETTINGS[:3]} |
+                                                               {'transaction_cost': [0], 'invalid_penalty': [0.5]})))
+    assert (len(whole), set(sweep(trace, whole).invalid_penalty)) == (8, {0.5})
+
+
+def test_what_fits_a_heat_map_can_be_drawn(trace):
+    columns = {name: [0.1, 0.2] for name in SETTINGS}
+    for settings in (seed_grid(), pd.DataFrame({name: [0.1] for name in SETTINGS})):
+        assert fits_heat_map(settings) and heat_map(sweep(trace, settings), '')
+    assert not fits_heat_map(pd.DataFrame(columns))
+    assert not fits_heat_map(random_settings(100, np.random.default_rng(0)))
+
+
+def test_the_files_of_a_sweep(trace, table, tmp_path):
+    folder = tmp_path/'new'/'run'
+    files = write_sweep(folder, trace, table)
+    assert sorted(file.name for file in folder.iterdir()) == ['chosen_settings.json', 'heat_map.png', 'sweep.parquet']
+    assert sorted(folder.iterdir()) == sorted(files)
+    pd.testing.assert_frame_equal(pd.read_parquet(folder/'sweep.parquet'), table, check_exact=True)
+    few = sweep(trace, seed_grid().iloc[:7])
+    assert [file.name for file in write_sweep(folder, trace, few)] == ['chosen_settings.json', 'sweep.parquet']
+    assert not (folder/'heat_map.png').exists()
+
+
+def test_a_sweep_of_another_trace_writes_nothing(table, tmp_path):
+    other = played('task_easy', Timing.CLOSE, RewardWeights(), [TradeAction(side='hold')] * 43)
+    with pytest.raises(StockerError, match='sweep this trace first'): write_sweep(tmp_path/'run', other, table)
+    assert not list(tmp_path.glob('**/*.*'))
+
+
+def test_a_trace_is_found_by_its_file_its_folder_or_its_task(trace, tmp_path):
+    write_trace(trace, tmp_path/'trace.jsonl')
+    assert digest(find_trace('task_easy')) == digest(find_trace(tmp_path)) == digest(find_trace(tmp_path/'trace.jsonl'))
+    for source in ('task_esy', tmp_path/'none.jsonl', tmp_path/'none', ''):
+        with pytest.raises(StockerError, match='no such trace, and the tasks are task_easy'): find_trace(source)
+    written(tmp_path/'trace.jsonl', 'no trace')
+    with pytest.raises(StockerError, match='line 1: not a line of a trace'): find_trace(tmp_path)
