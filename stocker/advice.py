@@ -114,7 +114,7 @@ def unseen(
     missing += [] if observation.forum else ['no forum posts']
     return missing + ([] if observation.macro else ['no dates of the economy on record for these weeks'])
 
-# %% ../nbs/15_advice.ipynb #cc1d0c92
+# %% ../nbs/15_advice.ipynb #6e3c5907
 @dataclass(frozen=True)
 class Advice:
     "What a council says about a share after the latest session."
@@ -132,12 +132,13 @@ class Advice:
         lines = [f'  {role:16} abstains: {vote.reason}' if isinstance(vote, Abstention) else
                  f'  {role:16} {vote.signal:+.2f} with confidence {vote.confidence:.2f}: {vote.rationale}'
                  for role, vote in self.decision.votes.items()]
-        order = 'no trade' if action.quantity == 0 else f'{action.side.value} {action.quantity} shares at the next opening'
+        wanted = f'{action.side.value} {action.quantity} shares at the next opening'
+        order = 'no trade' if action.quantity == 0 else wanted
         blind = [f'  {sentence}' for sentence in self.unseen]
         return '\n'.join([head, 'Votes', *lines, f'On paper: {order}. {self.decision.rationale}',
                           *(['Not seen', *blind] if blind else []), 'A paper trade, and no advice to invest.'])
 
-# %% ../nbs/15_advice.ipynb #3b4950cd
+# %% ../nbs/15_advice.ipynb #3618f0db
 def advise(
     ticker: str, # the share
     council: Council, # who is asked
@@ -149,7 +150,7 @@ def advise(
     wait: Callable[[float], None] | None = None, # waits so many seconds after a refusal
 ) -> Advice:
     "Ask a council about a share after the latest session."
-    if cash < 0 or shares < 0 or cash + shares == 0: raise StockerError('a portfolio needs cash or shares to trade with')
+    if cash < 0 or shares < 0 or cash + shares == 0: raise StockerError('a portfolio needs cash or shares to trade')
     observation, missing = observe_latest(ticker, source, now or pd.Timestamp.now('UTC'), stories, wait)
     value = cash + shares * observation.close
     portfolio = Portfolio(0, 1, float(cash), shares, observation.close, value, RewardWeights().transaction_cost, 0.0)

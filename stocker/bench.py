@@ -292,7 +292,7 @@ def pooled_read(
         return Vote.model_validate(json.loads(path.read_text(encoding='utf-8'))['vote'])
     with ThreadPoolExecutor(len(ROLES)) as pool: return list(pool.map(read, ROLES))
 
-# %% ../nbs/19_bench.ipynb #1569bca0
+# %% ../nbs/19_bench.ipynb #4bada7d3
 def council_tasks(
     folder: Path, # of the cache
 ) -> list[Callable[[], int]]: # the old way, ours, and ours when nothing is remembered
@@ -322,10 +322,12 @@ def council_measurements() -> list[Measurement]: # three lines
     with tempfile.TemporaryDirectory() as folder:
         pooled, ours, first = in_turn(council_tasks(Path(folder)))
     took = [f'{1000 * statistics.median(row):.2f} ms' for row in (pooled, ours, first)]
-    answer = json.dumps({'signal': 0.4, 'confidence': 0.7, 'rationale': 'The averages point up, the news is mixed. ' * 6})
+    words = 'The averages point up, the news is mixed. ' * 6
+    answer = json.dumps({'signal': 0.4, 'confidence': 0.7, 'rationale': words})
     reading = statistics.median(in_turn([lambda: len([read_vote(answer) for _ in range(1000)])])[0])
     return [Measurement('council step, votes kept', took[1], f'thread pool {took[0]}', median_ratio(pooled, ours), 5.0),
-            Measurement('the same, files read anew', took[2], f'thread pool {took[0]}', median_ratio(pooled, first), 1.0),
+            Measurement('the same, files read anew', took[2], f'thread pool {took[0]}',
+                        median_ratio(pooled, first), 1.0),
             Measurement(f'reading an answer, {len(answer)} characters', f'{1e6 * reading:.0f} us', 'limit 50 us',
                         50e-6 / reading, 1.0)]
 
@@ -437,7 +439,7 @@ def corpus_measurements(
             Measurement('their memory', f'{peak:.2f} GB', 'limit 1.5 GB', 1.5 / peak, 1.0),
             Measurement('their growth', line, 'twice the time of half', 2 * half / took[-1], 0.8)]
 
-# %% ../nbs/19_bench.ipynb #9e8e6a50
+# %% ../nbs/19_bench.ipynb #35b7f926
 def reward_batch() -> Callable[[], int]: # grades ten batches
     "Sixty-four answers with a horizon of five decisions."
     from stocker.council import vote_mean
@@ -471,10 +473,11 @@ def training_measurements() -> list[Measurement]:
                        disable_tqdm=True, report_to=[]).record
     step = statistics.median(line['step_time'] for line in record['log'])
     share = record['reward_seconds'] / record['steps'] / step
-    return [Measurement('pocket training, 64 answers a step', f'{1 / step:.1f} steps/s', 'at least 2 steps/s', 0.5 / step, 1.0),
+    return [Measurement('pocket training, 64 answers a step', f'{1 / step:.1f} steps/s', 'at least 2 steps/s',
+                        0.5 / step, 1.0),
             Measurement('reward function in a training step', f'{share:.1%}', 'limit 3 %', 0.03 / share, 1.0)]
 
-# %% ../nbs/19_bench.ipynb #ee1a7f96
+# %% ../nbs/19_bench.ipynb #d450f581
 def server_measurements(
     episodes: int = 10_000, # for the measurement of memory
     rounds: int = 5, # of each load
@@ -482,7 +485,8 @@ def server_measurements(
     "Sixty-four clients at once against an echo, and memory over many episodes."
     from stocker.trials import echo_talk, memory_growth, play_load, trial_server, unequal_runs
     with trial_server('stocker') as (own, process), trial_server('echo') as (echo, _):
-        if wrong := unequal_runs(play_load(own, keep=True)): raise StockerError(f'runs {wrong} are not what they are alone')
+        if wrong := unequal_runs(play_load(own, keep=True)):
+            raise StockerError(f'runs {wrong} are not what they are alone')
         loads = []
 
         def ours() -> int:
@@ -498,11 +502,12 @@ def server_measurements(
             Measurement(f'server, {episodes:,} episodes', f'{before / 1e6:.0f} MB, then {after / 1e6:.0f} MB',
                         'limit 10 % more', 1.1 * before / after, 1.0)]
 
-# %% ../nbs/19_bench.ipynb #50dce13c
+# %% ../nbs/19_bench.ipynb #7b42cfef
 BENCHMARKS: dict[str, Callable[[], list[Measurement]]] = {
     'steps': step_measurements, 'charts': chart_measurements, 'council': council_measurements,
     'sweep': sweep_measurements, 'start': start_measurements, 'models': model_measurements,
-    'corpus': corpus_measurements, 'reward': reward_measurements, 'training': training_measurements, 'server': server_measurements}
+    'corpus': corpus_measurements, 'reward': reward_measurements, 'training': training_measurements,
+    'server': server_measurements}
 ON_REQUEST = frozenset({'models', 'corpus', 'training', 'server'}) # take long, or open a server
 
 # %% ../nbs/19_bench.ipynb #86aa5748

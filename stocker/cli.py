@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['POLICY_WIDTH', 'app', 'ModelOption', 'ModeratorOption', 'CacheOption', 'RecordingOption', 'AdapterOption',
-           'SourceOption', 'CACHE_ROOT', 'data_app', 'cache_app', 'CacheRoot', 'PackedFile', 'SharedPlace',
-           'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of', 'client_of', 'recorded_client',
-           'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'demo', 'forum_export', 'build', 'check',
-           'stats', 'verify', 'pack', 'unpack', 'push', 'pull', 'bench', 'complain', 'main']
+           'SourceOption', 'CACHE_ROOT', 'corpus_app', 'data_app', 'cache_app', 'CacheRoot', 'PackedFile',
+           'SharedPlace', 'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of', 'client_of',
+           'recorded_client', 'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'demo', 'prompt',
+           'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'train', 'results', 'serve', 'check_server',
+           'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'push', 'pull', 'bench', 'complain',
+           'main']
 
 # %% ../nbs/20_cli.ipynb #32724b7d
 import sys
@@ -97,7 +99,7 @@ def client_of(
     if model in known: return known[model]()
     raise StockerError(f"unknown model {model!r}: choose rules, {', '.join(known)}, or the address of an endpoint")
 
-# %% ../nbs/20_cli.ipynb #4d008248
+# %% ../nbs/20_cli.ipynb #358fc4fb
 def recorded_client(
     model: str, # smollm2, gemma, the address of an endpoint, or 'recorded'
     recording: Path | None, # a recording of answers
@@ -105,7 +107,8 @@ def recorded_client(
     "A client that replays a recording, asks and records, or just asks."
     from stocker.llm import RecordedClient
     if recording is None: return client_of(model)
-    return RecordedClient(recording) if model == 'recorded' else RecordedClient(recording, client_of(model), record=True)
+    if model == 'recorded': return RecordedClient(recording)
+    return RecordedClient(recording, client_of(model), record=True)
 
 # %% ../nbs/20_cli.ipynb #292339ca
 class ModeratorName(str, Enum):
@@ -210,6 +213,170 @@ def demo(
     gained = sum(c.results[0].values[-1] > c.results[0].starting_cash for c in comparisons)
     typer.echo(f'The council of rules ended ahead of buy and hold in {ahead} of {len(comparisons)} runs, '
                f'and with a gain in {gained}. All three shares fell; three episodes prove nothing either way.')
+
+# %% ../nbs/20_cli.ipynb #c31b1696
+@app.command()
+def prompt(
+    task: Annotated[str, typer.Argument(help='task_easy, task_medium or task_hard')],
+    role: Annotated[str, typer.Argument(help='a seat of the council, e.g. news')],
+    step: Annotated[int, typer.Option(help='decision, from 0')] = 0,
+    timing: Annotated[Timing, typer.Option(help='when orders are filled')] = Timing.CLOSE,
+) -> None:
+    "Print what a language model in a seat is asked."
+    from stocker.episodes import load_task
+    from stocker.prompts import vote_messages
+    looks = load_task(task).observations(timing)
+    if not 0 <= step < len(looks): raise StockerError(f'no decision {step}: {task} has {len(looks)}, counted from 0')
+    for message in vote_messages(role, looks[step]): typer.echo(f"[{message['role']}]\n{message['content']}\n")
+
+# %% ../nbs/20_cli.ipynb #ab84bb69
+def run_folders(
+    folder: Path, # of one run, or of several
+) -> list[Path]: # folders with a trace.jsonl
+    "The runs that lie in a folder; none at all is a `StockerError`."
+    folders = [folder] if (folder/'trace.jsonl').is_file() else sorted(p.parent for p in folder.glob('*/trace.jsonl'))
+    if folders: return folders
+    raise StockerError(f'{folder}: there is no trace.jsonl in it; run an episode first (stocker run task_easy)')
+
+# %% ../nbs/20_cli.ipynb #d87b8fd5
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help='folder of a run, or of several')],
+) -> None:
+    "Write the report of a run as one HTML file, to be opened in any browser."
+    from stocker.report import write_report
+    for folder in run_folders(run): typer.echo(f'written to {write_report(folder)}')
+
+# %% ../nbs/20_cli.ipynb #01054fd1
+@app.command()
+def advise(
+    ticker: Annotated[str, typer.Argument(help='the share, as Yahoo writes it')],
+    model: ModelOption = 'rules',
+    moderator: ModeratorOption = None,
+    cash: Annotated[float, typer.Option(min=0, help='USD to trade with')] = 10_000.0,
+    shares: Annotated[int, typer.Option(min=0, help='shares held already')] = 0,
+    cache: CacheOption = CACHE_ROOT,
+    adapter: AdapterOption = None,
+) -> None:
+    "Ask a council about a share after the latest session."
+    from stocker.advice import advise as advice_on
+    from stocker.data import YahooSource
+    council = council_of(model, moderator and moderator.value, Timing.NEXT_OPEN, cache, None, adapter)
+    typer.echo(advice_on(ticker, council, YahooSource(), cash=cash, shares=shares).text)
+
+# %% ../nbs/20_cli.ipynb #239ac6b2
+corpus_app = typer.Typer(help='Thousands of episodes, split by time.', callback=show_help,
+                         invoke_without_command=True)
+app.add_typer(corpus_app, name='corpus')
+
+# %% ../nbs/20_cli.ipynb #cfb1595d
+@corpus_app.command(name='build')
+def build_corpus(
+    source: Annotated[str, typer.Option(help="'package', 'yahoo', or a folder of CSV files")] = 'package',
+    length: Annotated[int, typer.Option(help='sessions in an episode')] = 42,
+    stride: Annotated[int, typer.Option(help='sessions from one start to the next')] = 42,
+    universe: Annotated[Path | None, typer.Option(help='text file with a ticker on each line; else all')] = None,
+    timing: Annotated[Timing, typer.Option(help='when orders are filled')] = Timing.CLOSE,
+    out: Annotated[Path, typer.Option(help='folder for the tables')] = Path('corpus'),
+) -> None:
+    "Index the episodes of a price source and play five simple rules on them."
+    from stocker.corpus import (
+        baseline_table, corpus_baselines, load_corpus, open_histories, read_universe, save_histories)
+    from stocker.data import write_table
+    tickers = read_universe(universe) if universe else None
+    histories = open_histories(source, tickers, progress=True)
+    for problem in histories.problems: typer.echo(problem, err=True)
+    corpus = load_corpus(None, length, stride, tickers, histories)
+    results = corpus_baselines(corpus, timing)
+    write_table(corpus.index, out/'index.parquet')
+    write_table(results, out/'baselines.parquet')
+    if source == 'yahoo': save_histories(histories, out/'prices')
+    typer.echo(baseline_table(results)[['episodes', 'reward', 'return', 'return_error']].round(3).to_string())
+    typer.echo(f'{len(corpus):,} episodes of {corpus.index["ticker"].nunique()} symbols, '
+               f'{len(histories.problems)} problems; written to {out}')
+
+# %% ../nbs/20_cli.ipynb #1fef8bcc
+@app.command()
+def tune(
+    source: Annotated[str, typer.Argument(metavar='TRACE|TASK', help="a trace, a run's folder, or a task's name")],
+    grid: Annotated[Path | None, typer.Option(
+        help='JSON file: a list of values for each weight, or {"random": 1000, "seed": 1}')] = None,
+    out: Annotated[Path | None, typer.Option(
+        help='folder for the results; runs/tune-TASK for a task, else beside the trace')] = None,
+) -> None:
+    "Grade a run again under many weights, and write down a choice with its reason."
+    from stocker.council import write_trace
+    from stocker.episodes import TASKS
+    from stocker.tuning import choose, find_trace, read_grid, seed_grid, sweep, told, write_sweep
+    settings, trace = seed_grid() if grid is None else read_grid(grid), find_trace(source)
+    place = Path(source)
+    folder = out or (Path('runs', f'tune-{source}') if source in TASKS else place if place.is_dir() else place.parent)
+    table = sweep(trace, settings)
+    if source in TASKS: write_trace(trace, folder/'trace.jsonl')
+    files = write_sweep(folder, trace, table)
+    typer.echo(f"{told(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
+
+# %% ../nbs/20_cli.ipynb #c945ceb4
+@app.command()
+def train(
+    model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
+    episodes: Annotated[str, typer.Option(help='planted, placebo or corpus')] = 'planted',
+    credit: Annotated[str, typer.Option(help='step, horizon or episode')] = 'horizon',
+    horizon: Annotated[int, typer.Option(help='decisions that count under horizon')] = 5,
+    seed: Annotated[int, typer.Option(help='of everything that is drawn')] = 0,
+    rounds: Annotated[int | None, typer.Option(help='passes over the questions, renewed each time')] = None,
+    prompts: Annotated[int, typer.Option(help='questions in a round')] = 256,
+    timing: Annotated[str, typer.Option(help='close or next_open')] = 'close',
+    out: Annotated[Path | None, typer.Option(help='folder of the run [training/runs/grpo_<time>]')] = None,
+    resume: Annotated[bool, typer.Option(help='go on from the last checkpoint')] = False,
+) -> None:
+    "Train the moderator with GRPO, and judge it before and after."
+    from datetime import datetime
+
+    from stocker.grpo import compile_results, judge, load_splits
+    from stocker.grpo import train as train_moderator
+    out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
+    splits = load_splits(episodes, seed, timing)
+    changes = {} if rounds is None else {'num_train_epochs': rounds}
+    trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
+                              resume=resume, **changes)
+    judge(trained, splits)
+    typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {compile_results(out.parent)}')
+
+
+@app.command()
+def results(
+    folder: Annotated[Path, typer.Argument(help='with a folder for each run')] = Path('training/runs'),
+) -> None:
+    "Write RESULTS.md from the records of all runs."
+    from stocker.grpo import compile_results
+    typer.echo(compile_results(folder))
+
+# %% ../nbs/20_cli.ipynb #97459e78
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help='address to listen on; 0.0.0.0 lets other machines in')] = '127.0.0.1',
+    port: Annotated[int, typer.Option(min=0, max=65_535, help='port to listen on')] = 8000,
+    max_sessions: Annotated[int, typer.Option(min=1, help='clients at once')] = 64,
+    idle_seconds: Annotated[float, typer.Option(min=1, help='a session that is silent for so long is closed')] = 900.0,
+) -> None:
+    "Serve the environment to other programs, until interrupted."
+    from stocker.server import Limits, serve as serve_environment
+    typer.echo(f'Stocker at http://{host}:{port}: OpenEnv at /ws, plain HTTP at /reset and /step. Ctrl+C ends it.')
+    serve_environment(host, port, Limits(max_sessions=max_sessions, idle_seconds=idle_seconds))
+
+# %% ../nbs/20_cli.ipynb #2eeab7ed
+@app.command('check-server')
+def check_server(
+    url: Annotated[str, typer.Argument(help='where the server listens')] = 'http://127.0.0.1:8000',
+    out: Annotated[Path | None, typer.Option(help='file for the report')] = None,
+) -> None:
+    "Put a running server to the checks that OpenEnv names."
+    from stocker.trials import examine, write_report
+    checks = examine(url)
+    for check in checks: typer.echo(f"{'held' if check.passed else 'FAILED':7}{check.check_id:30}{check.evidence}")
+    if out is not None: write_report(checks, out)
+    if not all(check.passed for check in checks): raise typer.Exit(1)
 
 # %% ../nbs/20_cli.ipynb #4fe119b3
 data_app = typer.Typer(help='Build and check the data set.', callback=show_help, invoke_without_command=True)

@@ -6,7 +6,7 @@
 __all__ = ['HORIZON', 'PENALTY', 'vote_row', 'moves_ahead', 'LogisticModerator', 'log_loss', 'fit_logistic', 'write_logistic',
            'read_logistic']
 
-# %% ../nbs/09_moderators.ipynb #a845389c
+# %% ../nbs/09_moderators.ipynb #cc0421a3
 import json
 import math
 from collections.abc import Iterable
@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from .core import (
-    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, package_path, write_atomically)
+    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, package_path,
+    write_atomically)
 from .council import VotedEpisode, order_by_score
 
 # %% ../nbs/09_moderators.ipynb #9c0cd8a9
@@ -96,7 +97,7 @@ def log_loss(
     gradient = rows.T @ (1.0 / (1.0 + np.exp(-odds)) - rises) / len(rows) + penalty * held
     return float(loss.mean() + 0.5 * penalty * held @ held), gradient
 
-# %% ../nbs/09_moderators.ipynb #6c94cec1
+# %% ../nbs/09_moderators.ipynb #336a2857
 def fit_logistic(
     episodes: Iterable[VotedEpisode], # those to learn from: never those it is judged on
     horizon: int = HORIZON, # sessions from the fill to the question
@@ -114,7 +115,8 @@ def fit_logistic(
     table, ahead = np.concatenate(rows), np.concatenate(moves)
     table = np.column_stack([table, np.ones(len(table))])
     start = np.zeros(len(ROLES) + 1)
-    found = minimize(log_loss, start, (table, (ahead > 0).astype(float), PENALTY / len(rows)), jac=True, method='L-BFGS-B')
+    told = table, (ahead > 0).astype(float), PENALTY / len(rows)
+    found = minimize(log_loss, start, told, jac=True, method='L-BFGS-B')
     return LogisticModerator(tuple(map(float, found.x[:-1])), float(found.x[-1]), float(np.abs(ahead).mean()), horizon,
                              fitted_on)
 
