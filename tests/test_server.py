@@ -1,0 +1,592 @@
+"The served environment: what travels, who is kept apart from whom, and what a stranger can do to it."
+import asyncio
+import gc
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+pytest.importorskip('openenv')
+import gymnasium
+import httpx
+import jsonschema
+from hypothesis import HealthCheck, given, settings
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from stocker import server as server_module
+from stocker.client import StockerAction, StockerClient, StockerObservation, market_observation
+from stocker.core import DataError, StockerError
+from stocker.env import StockerEnv
+from stocker.episodes import Episode, load_task
+from stocker.reward import RewardWeights
+from stocker.server import (
+    SERVED_SPLITS, Limits, StockerEnvironment, create_app, http_answer, served, served_rows)
+from stocker.trials import (
+    examine, oracle_orders, play_load, play_orders, random_orders, stocker_talk, unequal_runs, write_report)
+
+SPACE = pathlib.Path(__file__).parent.parent/'space'
+SECRET = 'sk-do-not-tell-anyone'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def environment():
+    "A secret in the environment, and the proxies of a machine that has none: neither may matter."
+    before = dict(os.environ)
+    os.environ.update(HTTP_PROXY='http://127.0.0.1:9', HTTPS_PROXY='http://127.0.0.1:9', ALL_PROXY='http://127.0.0.1:9',
+                      NO_PROXY='', OPENAI_API_KEY=SECRET)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope='module')
+def command():
+    "A server as the command line runs it, started while the other tests go on."
+    with socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]
+    code = f'from stocker.server import serve; serve(port={port})'
+    process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process, port
+    if process.poll() is None: process.kill()
+    process.communicate()
+
+
+def wait_for(command):
+    "Where the server of the command line listens, once it does."
+    process, port = command
+    for _ in range(600):
+        try: socket.create_connection(('127.0.0.1', port)).close()
+        except OSError: time.sleep(0.1)
+        else: return f'http://127.0.0.1:{port}'
+        assert process.poll() is None
+    raise AssertionError('the server did not start')
+
+
+@pytest.fixture(scope='module')
+def url(command):
+    with served(Limits(max_sessions=80)) as address: yield address
+
+
+@pytest.fixture
+def client(url):
+    with StockerClient(url).sync() as one: yield one
+
+
+@pytest.fixture
+def web(url):
+    with httpx.Client(base_url=url, trust_env=False) as one: yield one
+
+
+def open_socket(url, **options): return connect(url.replace('http', 'ws') + '/ws', proxy=None, **options)
+
+
+def ask(socket, message):
+    "One message, one answer, read as strict JSON."
+    socket.send(message if isinstance(message, (str, bytes)) else json.dumps(message))
+    return strict(socket.recv(timeout=20))
+
+
+def strict(text):
+    def refuse(constant): raise AssertionError(f'{constant} in an answer')
+    return json.loads(text, parse_constant=refuse)
+
+
+RESET = {'type': 'reset', 'data': {'task': 'task_easy'}}
+HOLD = {'type': 'step', 'data': {'side': 'hold', 'quantity': 0}}
+BUY = {'type': 'step', 'data': {'side': 'buy', 'quantity': 5}}
+
+
+# What travels
+
+@pytest.mark.parametrize('timing', ['close', 'next_open'])
+def test_the_wire_changes_nothing(client, timing):
+    env, answer = StockerEnv('task_hard', timing), client.reset(task='task_hard', timing=timing, bars=260)
+    env.reset()
+    for order in random_orders(11, 42):
+        assert market_observation(answer.observation) == env.market_observation
+        answer = client.step({'side': order[0], 'quantity': order[1]})
+        _, reward, done, _, information = env.step({'side': order[0], 'quantity': order[1]})
+        seen = answer.observation
+        assert (answer.reward, seen.reward, answer.done, seen.done) == (reward, reward, done, done)
+        assert (seen.cash, seen.shares, seen.portfolio_value) == (env.run.cash, env.run.shares, env.run.value)
+        assert (seen.traded, seen.invalid) == (information['traded'], information['invalid'])
+        assert seen.reward_parts['performance'] == information['terms'].performance
+        assert seen.reward_parts['bonus'] == information['terms'].bonus
+    state, snapshot = client.state(), env.snapshot()
+    assert answer.done and state.done and (state.step_count, state.steps) == (42, 42)
+    assert (state.cash, state.peak, state.max_drawdown, state.portfolio_value) == (
+        snapshot.cash, snapshot.peak, snapshot.max_drawdown, snapshot.value)
+
+
+def flat_episode(name='flat', value=50.0):
+    "A share that never moves, without any facts: hardly anything can be computed of it."
+    prices = load_task('task_easy').prices.iloc[:320].copy()
+    prices.iloc[:, :4], prices['volume'] = value, 0.0
+    days = prices.index.strftime('%Y-%m-%d')
+    return Episode.from_prices(prices, 'FLAT', days[260], days[300], name=name)
+
+
+def test_numbers_that_do_not_exist_are_null():
+    environment = StockerEnvironment(episodes=[flat_episode()])
+    for observation in [environment.reset(task='flat'), environment.step(StockerAction(side='buy', quantity=1))]:
+        text = json.dumps(http_answer(observation), allow_nan=False)
+        seen = json.loads(text)['observation']
+        assert seen['fundamentals'] is None and None in seen['indicators'].values() and seen['peers'] == []
+        assert StockerObservation.model_validate(observation.model_dump()) is not None
+        assert type(seen['shares']) is int and type(seen['cash']) is float
+
+
+def test_names_and_counts(client):
+    first = client.reset(task='task_easy', episode_id='my-run').observation
+    assert (first.episode_id, first.step, first.reward, first.reward_parts) == ('my-run', 0, None, None)
+    assert (client.state().episode_id, client.state().step_count) == ('my-run', 0)
+    client.step({'side': 'hold'})
+    assert client.state().step_count == 1
+    assert client.reset().observation.episode_id not in ('my-run', client.reset().observation.episode_id)
+
+
+def test_every_bar_that_was_asked_for(client):
+    for count in (1, 20, 260): assert len(client.reset(bars=count).observation.bars) == count
+
+
+def test_the_reward_tree_has_names_and_adds_up():
+    environment, weights = StockerEnvironment(), RewardWeights()
+    environment.reset(task='task_medium')
+    names = [name for name, _ in environment.rubric.named_rubrics()]
+    assert names == ['performance', 'inflation', 'invalid_penalty', 'bonus']
+    for side, quantity in [*random_orders(3, 40), ('sell', 10_000)]:
+        reward = environment.step(StockerAction(side=side, quantity=quantity)).reward
+        part = {name: rubric.last_score for name, rubric in environment.rubric.named_rubrics()}
+        total = weights.w_performance * part['performance'] + weights.w_inflation * part['inflation']
+        total = total - part['invalid_penalty'] + part['bonus']
+        assert environment.rubric.last_score == reward == max(-1, min(1, total))
+    environment.reset()
+    assert environment.rubric.last_score is None
+
+
+@pytest.mark.parametrize('options, cause', [
+    ({'task': 'task_impossible'}, 'no episode'), ({'split': 'everything'}, 'unknown split'),
+    ({'index': 3}, 'needs a split'),
+    ({'task': 'task_easy', 'split': 'train'}, 'not both'), ({'split': 'tasks', 'index': 3}, 'last index is 2'),
+    ({'timing': 'noon'}, 'timing: '), ({'seed': -1}, 'seed: '), ({'seed': 1.5}, 'seed: '), ({'seed': True}, 'seed: '),
+    ({'bars': 261}, 'bars: '), ({'episode_id': ''}, 'episode_id: '), ({'episode_id': 'two words'}, 'episode_id: '),
+    ({'episode_id': 'x' * 256}, 'episode_id: '), ({'episode_id': 'line\n'}, 'episode_id: '),
+    ({'misspelt': 1}, 'misspelt: ')])
+def test_a_reset_that_is_refused_changes_nothing(options, cause):
+    environment = StockerEnvironment()
+    environment.reset(task='task_easy', episode_id='stays')
+    environment.step(StockerAction(side='buy', quantity=3))
+    before = environment.state
+    with pytest.raises(StockerError, match=cause): environment.reset(**options)
+    assert environment.state == before
+
+
+# Tasks
+
+def test_splits_and_tasks_over_http(web):
+    splits = web.get('/stocker/splits').json()
+    assert [split['name'] for split in splits] == list(SERVED_SPLITS)
+    for split in SERVED_SPLITS:
+        count = web.post('/stocker/num_tasks', json={'split': split}).json()['num_tasks']
+        tasks = web.post('/stocker/tasks', json={'split': split}).json()['tasks']
+        last = web.post('/stocker/task', json={'split': split, 'index': count - 1}).json()['task']
+        assert (len(tasks), tasks[-1]) == (count, last) and count >= 3
+    some = web.post('/stocker/task_range', json={'split': 'tasks', 'start': 1}).json()['tasks']
+    assert [task['id'] for task in some] == ['task_medium', 'task_hard']
+    assert web.post('/stocker/task', json={'split': 'tasks', 'index': 3}).status_code == 400
+    assert web.post('/stocker/tasks', json={'split': 'everything'}).status_code == 422
+    assert web.get('/other/splits').status_code == 404
+
+
+def test_splits_keep_their_periods():
+    days = {split: [(row['first'], row['last']) for row in served_rows(split)] for split in SERVED_SPLITS}
+    assert max(last for _, last in days['train']) < '2021-01-01' <= min(first for first, _ in days['validation'])
+    assert max(last for _, last in days['validation']) < min(first for first, _ in days['tasks'])
+    assert max(last for _, last in days['tasks']) < '2025-02-01' <= min(first for first, _ in days['test'])
+
+
+def test_a_listed_task_can_be_played_by_place_and_by_name(client):
+    listed = client.reset(split='validation', index=5).observation
+    named = client.reset(task=served_rows('validation')[5]['name']).observation
+    assert (listed.task, listed.bars) == (named.task, named.bars)
+
+
+def test_metadata_and_schemas(web):
+    about, schema = web.get('/metadata').json(), web.get('/schema').json()
+    assert about['name'] == 'stocker' and about['version']
+    assert set(schema['action']['properties']) == {'metadata', 'side', 'quantity'}
+    assert {'episode_id', 'bars', 'reward', 'done'} <= set(schema['observation']['properties'])
+    assert {'episode_id', 'step_count', 'peak'} <= set(schema['state']['properties'])
+
+
+# Who is kept apart from whom
+
+def test_neighbours_and_a_client_that_disappears():
+    with served(Limits(max_sessions=2)) as url, open_socket(url) as mine:
+        ask(mine, RESET), ask(mine, BUY)
+        yours = open_socket(url).__enter__()
+        assert ask(yours, RESET)['data']['observation']['shares'] == 0
+        with open_socket(url) as third: assert strict(third.recv())['data']['code'] == 'CAPACITY_REACHED'
+        yours.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\x01\0\0\0\0\0\0\0')
+        yours.socket.close()  # a reset of the connection, without a goodbye
+        for _ in range(50):
+            with open_socket(url) as third:
+                answer = ask(third, RESET)
+                if answer['type'] == 'observation': break
+            time.sleep(0.05)
+        assert answer['data']['observation']['step'] == 0
+        assert ask(mine, HOLD)['data']['observation']['shares'] == 5
+
+
+def test_seeds_are_not_shared(url):
+    def draws(one, seed):
+        return [one.reset(split='train', **seeded).observation.task for seeded in ({'seed': seed}, {})]
+    with StockerClient(url).sync() as a, StockerClient(url).sync() as b, StockerClient(url).sync() as c:
+        alone = draws(a, 7)
+        first = [one.reset(split='train', seed=seed).observation.task for one, seed in ((a, 7), (b, 8), (c, 7))]
+        second = [one.reset(split='train').observation.task for one in (a, b, c)]
+    assert [first[0], second[0]] == [first[2], second[2]] == alone
+    assert first[1] != first[0]
+
+
+def short_talk(number): return stocker_talk(number)[:5]
+
+
+def test_nothing_is_left_of_clients_that_are_gone(monkeypatch):
+    with served() as url:
+        before, made = threading.active_count(), weakref.WeakSet()
+        monkeypatch.setattr(StockerEnvironment, 'close', lambda environment: made.add(environment))
+        for _ in range(3): play_load(url, short_talk, clients=8)
+        for _ in range(100):
+            gc.collect()
+            if not made and threading.active_count() <= before + 8: break
+            time.sleep(0.05)
+        assert list(made) == [] and threading.active_count() <= before + 8
+
+
+# Faulty messages
+
+FAULTY = {
+    'not JSON': ('{"type": ', 'this is not JSON'), 'empty': ('', 'this is not JSON'),
+    'NaN': ('{"seed": NaN}', 'NaN is not'),
+    'a list': ('[1]', 'a message is a JSON object'), 'a text': ('"reset"', 'a message is a JSON object'),
+    'null': ('null', 'a message is a JSON object'), 'deep': ('[' * 30_000, 'this is not JSON'),
+    'long number': ('{"type": ' + '1' * 6_000 + '}', 'this is not JSON'), 'binary': (b'\x00\x01', 'send JSON'),
+    'oversized': ('{"type": "step", "data": "' + 'x' * 70_000 + '"}', 'more than 65536 bytes'),
+    'wide characters': ('{"type": "' + 'ä' * 40_000 + '"}', 'more than 65536 bytes'),
+    'no type': ('{}', 'Unknown message type'), 'unknown type': ('{"type": "jump"}', 'Unknown message type'),
+    'odd type': ('{"type": ["step"]}', 'Unknown message type'),
+    'data no object': ('{"type": "step", "data": 3}', 'data: '), 'no data': ('{"type": "step"}', 'data: '),
+    'surplus': ('{"type": "state", "extra": 1}', 'extra: '),
+    'half a sign': ('{"type": "step", "data": {"side": "\\ud800"}}', 'half a sign'),
+    'quantity a text': ('{"type": "step", "data": {"side": "buy", "quantity": "5"}}', 'quantity: '),
+    'quantity a fraction': ('{"type": "step", "data": {"side": "buy", "quantity": 1.5}}', 'quantity: '),
+    'quantity true': ('{"type": "step", "data": {"side": "buy", "quantity": true}}', 'quantity: '),
+    'quantity huge': ('{"type": "step", "data": {"side": "buy", "quantity": 1e400}}', 'quantity: '),
+    'unknown side': ('{"type": "step", "data": {"side": "short"}}', 'side: '),
+    'no side': ('{"type": "step", "data": {}}', 'side: '),
+    'tool as action': ('{"type": "step", "data": {"type": "list_tools"}}', 'side: '),
+    'reset with a list': ('{"type": "reset", "data": []}', 'data: '),
+    'bad reset': ('{"type": "reset", "data": {"seed": "x"}}', 'seed: ')}
+
+
+@pytest.fixture(scope='module')
+def two(url):
+    "A session that is sent faulty messages, and its neighbour."
+    with open_socket(url, max_size=None) as one, open_socket(url) as other:
+        for each in (one, other): ask(each, {'type': 'reset', 'data': {'split': 'train', 'index': 0}})
+        yield one, other
+
+
+@pytest.mark.parametrize('name', FAULTY)
+def test_a_faulty_message_is_told_its_cause_and_costs_nothing(two, name):
+    one, other = two
+    message, cause = FAULTY[name]
+    before, neighbour = ask(one, {'type': 'state'}), ask(other, {'type': 'state'})
+    answer = ask(one, message)
+    assert answer['type'] == 'error' and cause in answer['data']['message'] and answer['data']['code']
+    assert (ask(one, {'type': 'state'}), ask(other, {'type': 'state'})) == (before, neighbour)
+    assert ask(one, {'type': 'reset', 'data': {}})['type'] == 'observation'
+
+
+def test_too_early_and_too_late(url):
+    with open_socket(url) as one:
+        assert 'call reset() first' in ask(one, HOLD)['data']['message']
+        assert ask(one, {'type': 'state'})['data']['step_count'] == 0
+        answer = ask(one, RESET)
+        while not answer['data']['done']: answer = ask(one, HOLD)
+        state = ask(one, {'type': 'state'})
+        assert 'the episode is over' in ask(one, HOLD)['data']['message']
+        assert ask(one, {'type': 'state'}) == state and state['data']['done']
+        assert ask(one, RESET)['data']['observation']['step'] == 0
+
+
+def test_a_frame_beyond_all_measure_ends_its_connection_only(url):
+    with open_socket(url) as other, open_socket(url) as one:
+        ask(other, RESET), ask(other, BUY)
+        with pytest.raises(ConnectionClosed):
+            one.send('x' * 3_000_000)
+            one.recv(timeout=20)
+        assert ask(other, HOLD)['data']['observation']['shares'] == 5
+
+
+def test_silence_ends_a_session_and_frees_its_place():
+    with served(Limits(max_sessions=1, idle_seconds=0.4)) as url:
+        with open_socket(url) as one:
+            ask(one, RESET)
+            for _ in range(4):
+                time.sleep(0.2)
+                assert ask(one, HOLD)['type'] == 'observation'
+            with pytest.raises(ConnectionClosed) as ended: one.recv(timeout=20)
+        assert 'silent' in ended.value.rcvd.reason
+        with open_socket(url) as two: assert ask(two, RESET)['type'] == 'observation'
+
+
+def test_a_long_thought_is_not_a_lost_client(monkeypatch):
+    monkeypatch.setattr(server_module, 'PING_SECONDS', 0.1)
+    monkeypatch.setattr(server_module, 'PONG_SECONDS', 20.0)
+
+    async def think(url):
+        async with StockerClient(url) as one:
+            await one.reset(task='task_easy')
+            time.sleep(0.8)  # the loop of the client stands still, as during a call of a language model
+            return (await one.step({'side': 'hold'})).observation.step
+    with served() as url: assert asyncio.run(think(url)) == 1
+
+
+# Plain HTTP
+
+def test_the_plain_walk(web):
+    first = web.post('/reset').json()
+    name = first['observation']['episode_id']
+    assert first['reward'] is None and first['done'] is False
+    step = web.post('/step', json={'episode_id': name, 'side': 'buy', 'quantity': 5}).json()
+    assert step['observation']['shares'] == 5 and step['observation']['episode_id'] == name
+    assert web.get('/state', params={'episode_id': name}).json()['step_count'] == 1
+    other = web.post('/reset', json={'task': 'task_easy'}).json()['observation']
+    assert other['shares'] == 0 and other['episode_id'] != name
+    again = web.post('/reset', json={'episode_id': name}).json()['observation']
+    assert (again['shares'], again['episode_id']) == (0, name)
+
+
+def test_the_plain_walk_gives_the_same_rewards(web, client):
+    orders = oracle_orders('task_easy')
+    web.post('/reset', json={'task': 'task_easy', 'episode_id': 'oracle'})
+    walked = [web.post('/step', json={'episode_id': 'oracle', 'side': side, 'quantity': quantity}).json()
+              for side, quantity in orders]
+    played = play_orders(client, orders, task='task_easy')
+    assert [answer['reward'] for answer in walked] == [answer['reward'] for answer in played[1:]]
+    assert walked[-1]['done']
+    late = web.post('/step', json={'episode_id': 'oracle', 'side': 'hold'})
+    assert (late.status_code, 'is over' in late.json()['detail']) == (409, True)
+
+
+@pytest.mark.parametrize('path, body, status, cause', [
+    ('/step', {'side': 'buy', 'quantity': 1}, 422, 'episode_id'),
+    ('/step', {'episode_id': 'nobody', 'side': 'buy'}, 404, 'POST /reset'),
+    ('/step', {'episode_id': 'x', 'side': 'buy', 'quantity': '1'}, 422, 'quantity'),
+    ('/step', '{"side": ', 400, 'not JSON'), ('/step', '[]', 400, 'JSON object'),
+    ('/step', '{"episode_id": "x", "side": "buy", "quantity": NaN}', 400, 'NaN'),
+    ('/reset', {'taks': 1}, 422, 'taks'), ('/reset', {'task': 'no'}, 422, 'choose one of'),
+    ('/reset', 'x' * 70_000, 413, 'bytes'), ('/reset', '[' * 30_000, 400, 'not JSON'),
+    ('/reset', {'seed': '9' * 5_000}, 422, 'seed'), ('/mcp', {}, 200, 'no tools')])
+def test_faulty_requests_are_told_their_cause(web, path, body, status, cause):
+    content = body if isinstance(body, str) else json.dumps(body)
+    answer = web.post(path, content=content, headers={'content-type': 'application/json'})
+    assert (answer.status_code, cause in answer.text) == (status, True)
+
+
+def test_a_body_without_an_end_is_not_waited_for(url):
+    def chunks():
+        for _ in range(100): yield b' ' * 1_000
+    with httpx.Client(base_url=url, trust_env=False) as web:
+        assert web.post('/reset', content=chunks()).status_code == 413
+    with served(Limits(body_seconds=0.3)) as slow:
+        connection = http.client.HTTPConnection(slow.removeprefix('http://'), timeout=20)
+        connection.putrequest('POST', '/reset')
+        connection.putheader('content-length', '10')
+        connection.endheaders(b'{')
+        assert connection.getresponse().status == 408
+
+
+def test_the_table_of_runs_has_an_end():
+    with served(Limits(max_sessions=2)) as url, httpx.Client(base_url=url, trust_env=False) as web:
+        for name in ('a', 'b'): assert web.post('/reset', json={'episode_id': name}).status_code == 200
+        assert web.post('/reset', json={'episode_id': 'c'}).status_code == 503
+        assert web.post('/reset', json={'episode_id': 'b'}).status_code == 200
+        while not web.post('/step', json={'episode_id': 'a', 'side': 'hold'}).json()['done']: pass
+        assert web.post('/reset', json={'episode_id': 'c'}).status_code == 200
+        assert web.get('/state', params={'episode_id': 'a'}).status_code == 404
+
+
+def test_limits_are_limits():
+    for name, value in zip(vars(Limits()), (0, -1, float('inf'), float('nan'))):
+        with pytest.raises(StockerError, match='above zero'): Limits(**{name: value})
+
+
+# Nothing is given away
+
+def test_no_path_variable_or_key_in_any_answer(url, web, monkeypatch):
+    def broken(*_): raise DataError('the file cannot be read', file='/srv/secret/prices.parquet')
+
+    def worse(*_): raise OSError(f'cannot open /srv/secret/{SECRET}')
+    paths = ('/metadata', '/schema', '/health', '/openapi.json', '/list_environments', '/nowhere', '/state', '/docs',
+             '/../../etc/passwd')
+    answers, bodies = [web.get(path).text for path in paths], ({}, {'episode_id': 'x'}, [1])
+    answers += [web.post(path, json=body).text for path in ('/reset', '/step', '/mcp') for body in bodies]
+    with open_socket(url) as one:
+        for fault in (broken, worse):
+            monkeypatch.setattr(server_module, 'choose_served', fault)
+            answers += [json.dumps(ask(one, RESET)), web.post('/reset').text]
+            assert 'its log says why' in answers[-1] and 'its log says why' in answers[-2]
+        monkeypatch.undo()
+        messages = (RESET, HOLD, {'type': 'state'}, {'type': 'mcp', 'data': {}})
+        answers += [json.dumps(ask(one, message)) for message in messages]
+    told = ' '.join(answers)
+    for secret in (SECRET, '/srv/secret', str(SPACE.parent), 'site-packages', 'Traceback', sys.prefix):
+        assert secret not in told
+
+
+def test_tasks_tell_nothing_of_what_happened():
+    for split in SERVED_SPLITS:
+        for task in StockerEnvironment().list_tasks(split):
+            assert set(task) == {'id', 'split', 'index', 'ticker', 'first', 'last', 'reset'}
+
+
+# The client
+
+def test_the_client_in_a_running_loop(url):
+    async def cell():
+        with StockerClient(url).sync() as one: return one.reset(task='task_easy').observation.task
+    assert asyncio.run(cell()) == 'task_easy'
+
+
+def test_the_client_in_asynchronous_code(url):
+    async def cell():
+        async with StockerClient(url) as one, StockerClient(url) as other:
+            await asyncio.gather(one.reset(task='task_easy'), other.reset(task='task_hard'))
+            steps = await asyncio.gather(one.step(StockerAction(side='buy', quantity=1)), other.step({'side': 'hold'}))
+            return [step.observation.shares for step in steps], (await other.state()).task
+    assert asyncio.run(cell()) == ([1, 0], 'task_hard')
+
+
+def test_without_openenv_the_modules_say_what_to_install():
+    code = ('import sys; sys.modules["openenv"] = None\n'
+            'import stocker.trials\nfrom stocker.client import StockerClient\n'
+            'from stocker.server import StockerEnvironment, create_app\n'
+            'for make in (StockerClient, StockerEnvironment, create_app):\n'
+            '    try: make()\n    except ValueError as error: print(error)')
+    told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == ["OpenEnv is missing: pip install 'stocker[serve]'"] * 3
+
+
+# What others ask of it
+
+def test_openenv_validates_the_space():
+    from openenv.validation import Level, load_policy, run_validation
+    report = run_validation(SPACE, max_level=Level.STATIC, policy=load_policy('v1'))
+    assert report.verdict.value == 'pass' and [result.check_id for result in report.results] == ['static.manifest']
+
+
+def test_openenv_validates_the_server(url, monkeypatch):
+    from openenv.cli._validation import validate_running_environment
+    for name in ('NO_PROXY', 'no_proxy'): monkeypatch.setenv(name, '127.0.0.1')
+    report = validate_running_environment(url, timeout_s=20)
+    assert report['passed'] and report['mode'] == 'simulation', report['summary']
+
+
+def test_openenv_grades_a_run(url):
+    from openenv.validation.graders import Subject
+    from openenv.validation.graders.runtime import RewardWellFormedGrader, StateContractGrader
+    from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
+    from openenv.validation.runtime.collector import collect_runtime_evidence
+    from openenv.validation.runtime.contracts import load_runtime_plan
+    manifest = OpenEnvYamlParser().parse(SPACE)
+    evidence = collect_runtime_evidence(url, load_runtime_plan(SPACE, manifest.execution), episode_timeout_s=30)
+    subject = Subject(root=SPACE, manifest=manifest, image_ref=None, running=None, outputs_dir=SPACE,
+                      runtime_evidence=evidence)
+    assert evidence.failure_reason is None
+    for grader in (RewardWellFormedGrader, StateContractGrader):
+        result = grader().run(subject)
+        assert result.status.value == 'pass', result.evidence
+    schema = jsonschema.Draft202012Validator(json.loads(evidence.observation_schema_json))
+    answers = [strict(exchange.response_json)['data'] for exchange in evidence.exchanges
+               if exchange.operation != 'state']
+    for answer in answers:
+        schema.validate({**answer['observation'], 'reward': answer['reward'], 'done': answer['done']})
+    assert len(answers) == 5
+
+
+def test_the_checks_hold_and_the_report_is_current(url, tmp_path):
+    checks = examine(url)
+    assert [check.check_id for check in checks if not check.passed] == []
+    write_report(checks, tmp_path/'report.json')
+    fresh, kept = (json.loads((folder/'report.json').read_text()) for folder in (tmp_path, SPACE/'validation'))
+    assert fresh == kept
+
+
+def test_the_page_of_openenv(monkeypatch):
+    from starlette.testclient import TestClient
+    monkeypatch.setenv('ENABLE_WEB_INTERFACE', 'true')
+    with TestClient(create_app()) as page:
+        first = page.post('/web/reset', json={'task': 'task_easy'}).json()
+        second = page.post('/web/step', json={'action': {'side': 'buy', 'quantity': 4}}).json()
+        assert (first['observation']['shares'], second['observation']['shares']) == (0, 4)
+        assert page.get('/web/').status_code == 200
+
+
+def test_gymnasium_plays_several_at_once():
+    several = gymnasium.make_vec('Stocker-v0', num_envs=3, vectorization_mode='sync', task='task_hard')
+    single, rng = StockerEnv('task_hard'), np.random.default_rng(0)
+    several.reset(seed=1)
+    actions = np.stack([rng.integers(0, 3, (42, 3)), rng.integers(0, 50, (42, 3))], axis=2)
+    rewards = np.array([several.step(action)[1] for action in actions])
+    for place in range(3):
+        single.reset()
+        assert rewards[:, place].tolist() == [single.step(action[place])[1] for action in actions]
+
+
+def test_sixty_four_clients_at_once(command):
+    load = play_load(wait_for(command), clients=64, keep=True)
+    assert len(load.answers) == 64 and unequal_runs(load) == []
+    assert load.percentile(50) <= load.percentile(99) < 20
+
+
+def test_terminated_servers_end_cleanly(command):
+    process, url = command[0], wait_for(command)
+    with open_socket(url) as one:
+        ask(one, RESET)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed): one.recv(timeout=20)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output, errors) == (0, '', '')
+
+
+# The OpenAPI document
+
+@pytest.mark.filterwarnings('ignore')
+def test_the_document_is_true():
+    schemathesis = pytest.importorskip('schemathesis')
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+    checks = [not_a_server_error, content_type_conformance, response_schema_conformance]
+    document = schemathesis.openapi.from_asgi('/openapi.json', create_app())
+    operations = [result.ok() for result in document.get_all_operations()]
+    assert {'/reset', '/step', '/state', '/schema', '/mcp'} <= {operation.path for operation in operations}
+    few = settings(max_examples=6, deadline=None, derandomize=True, database=None,
+                   suppress_health_check=list(HealthCheck))
+    for operation in operations:
+        @few
+        @given(case=operation.as_strategy())
+        def hold(case): case.call_and_validate(checks=checks)
+        hold()
