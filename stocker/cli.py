@@ -8,8 +8,8 @@ __all__ = ['POLICY_WIDTH', 'app', 'ModelOption', 'ModeratorOption', 'CacheOption
            'SharedPlace', 'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of', 'client_of',
            'recorded_client', 'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'demo', 'prompt',
            'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'train', 'results', 'serve', 'check_server',
-           'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'push', 'pull', 'bench', 'complain',
-           'main']
+           'audit', 'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'push', 'pull', 'bench',
+           'complain', 'main']
 
 # %% ../nbs/20_cli.ipynb #32724b7d
 import sys
@@ -377,6 +377,18 @@ def check_server(
     for check in checks: typer.echo(f"{'held' if check.passed else 'FAILED':7}{check.check_id:30}{check.evidence}")
     if out is not None: write_report(checks, out)
     if not all(check.passed for check in checks): raise typer.Exit(1)
+
+# %% ../nbs/20_cli.ipynb #d8a60dab
+@app.command()
+def audit(
+    quick: Annotated[bool, typer.Option('--quick', help='samples instead of everything')] = False,
+) -> None:
+    "Check look-ahead, accounting, determinism, memory, security and recovery."
+    from stocker.trust import audit as run_audit
+    from stocker.trust import audit_table
+    results = run_audit(quick)
+    typer.echo(audit_table(results))
+    if not all(result.holds for result in results): raise typer.Exit(1)
 
 # %% ../nbs/20_cli.ipynb #4fe119b3
 data_app = typer.Typer(help='Build and check the data set.', callback=show_help, invoke_without_command=True)
