@@ -1,0 +1,132 @@
+"The pocket model: its words, its answers, its files."
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from stocker.answers import Unreadable, read_trade
+from stocker.core import ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, data_path
+from stocker.pocket import (
+    NUMBERS, ModelModerator, at_least, lesson, load_pocket, new_pocket, pocket_answer, pocket_messages,
+    pocket_tokenizer, portfolio_lines, possible_order, random_portfolio, random_votes, ruling_of, vocabulary, vote_line)
+
+torch = pytest.importorskip('torch')
+pytest.importorskip('transformers')
+
+
+@pytest.fixture(scope='module')
+def student():
+    return load_pocket()
+
+
+def test_importing_the_module_does_not_import_torch():
+    code = "import sys, stocker.pocket, stocker.grpo; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+
+
+@pytest.mark.parametrize('signal', [-1.0, -0.5, 0.0, 0.49, 1.0])
+@pytest.mark.parametrize('confidence', [0.0, 1 / 3, 0.999, 1.0])
+def test_every_vote_is_one_known_word(signal, confidence):
+    words = set(vocabulary())
+    for role in ROLES: assert vote_line(role, Vote(signal=signal, confidence=confidence, rationale='')) in words
+    assert vote_line('news', Abstention(reason='x')) in words
+
+
+@pytest.mark.parametrize('changes', [
+    {}, {'cash': 0.0}, {'shares': 0}, {'cash': 1e9, 'price': 0.01}, {'step': 0, 'steps': 1}, {'steps': 5000},
+    {'max_drawdown': 0.999}, {'max_drawdown': 0.0}, {'shares': 10**9}, {'price': 1e6}])
+def test_every_prompt_is_made_of_known_words(changes):
+    values = dict(step=3, steps=43, cash=1000.0, shares=20, price=190.0, starting_cash=5000.0, transaction_cost=0.001,
+                  max_drawdown=0.04)
+    tokenizer = pocket_tokenizer()
+    text = pocket_messages({}, Portfolio(**(values | changes)))[0]['content']
+    numbers = tokenizer(text)['input_ids']
+    assert tokenizer.unk_token_id not in numbers and tokenizer.decode(numbers) == text
+    assert len(numbers) == 16
+
+
+def test_the_named_number_is_enough_for_all():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        portfolio = random_portfolio(rng)
+        buy, sell = map(int, re.findall(r'can \w+: (\d+)', portfolio_lines(portfolio)))
+        assert sell >= min(portfolio.shares, NUMBERS[-1])
+        assert (buy + 1) * portfolio.price * (1 + portfolio.transaction_cost) > min(portfolio.cash, NUMBERS[-1])
+
+
+def test_answers_are_json_that_every_reader_reads():
+    for side in Side:
+        for quantity in (0, 1, 3, 1000, 10**12):
+            order = TradeAction(side=side, quantity=quantity)
+            text = pocket_answer(order)
+            assert json.loads(text) == {'side': side.value, 'quantity': at_least(quantity)}
+            assert not isinstance(read_trade(text), Unreadable)
+
+
+def test_made_up_orders_are_possible():
+    rng = np.random.default_rng(6)
+    for _ in range(300):
+        portfolio = random_portfolio(rng)
+        order = possible_order(rng, portfolio)
+        if order.side is Side.SELL: assert portfolio.shares >= 1
+        if order.side is Side.BUY: assert portfolio.cash >= portfolio.price
+        assert (order.quantity == 0) == (order.side is Side.HOLD)
+
+
+def test_lessons_follow_their_seed_and_have_one_length():
+    one, other = ([lesson(np.random.default_rng(7)) for _ in range(3)] for _ in range(2))
+    assert one == other
+    tokenizer = pocket_tokenizer()
+    rng = np.random.default_rng(8)
+    lengths = {len(tokenizer.apply_chat_template(lesson(rng))['input_ids']) for _ in range(300)}
+    assert len(lengths) == 1
+
+
+def test_likeliest_answers_can_be_read_and_do_not_depend_on_company(student):
+    rng = np.random.default_rng(9)
+    questions = [(random_votes(rng), random_portfolio(rng)) for _ in range(60)]
+    moderator = student.moderator()
+    together = moderator.rule_all(questions)
+    assert not any(ruling.unreadable for ruling in together)
+    small = ModelModerator(student.model, student.tokenizer, at_once=7)
+    assert [one.said for one in small.rule_all(questions)] == [one.said for one in together]
+    assert moderator(*questions[0]) == together[0]
+    assert moderator.rule_all([]) == []
+
+
+def test_a_draw_is_repeated_by_its_seed(student):
+    rng = np.random.default_rng(10)
+    questions = [(random_votes(rng), random_portfolio(rng)) for _ in range(20)]
+    said = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        said.append([one.said for one in student.moderator().rule_all(questions, temperature=1.0)])
+    assert said[0] == said[1] != said[2]
+
+
+def test_the_weights_are_those_that_the_readme_names():
+    import hashlib
+    weights = data_path('pocket', 'model.safetensors').read_bytes()
+    readme = data_path('pocket', 'README.md').read_text()
+    assert hashlib.sha256(weights).hexdigest() in readme
+    assert sum(file.stat().st_size for file in data_path('pocket').iterdir()) < 4e6
+
+
+def test_first_weights_follow_the_seed_and_leave_the_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    one, other = new_pocket(4), new_pocket(5)
+    assert torch.equal(torch.rand(1), expected)
+    assert not torch.equal(one.model.embed_tokens.weight, other.model.embed_tokens.weight)
+
+
+def test_babble_is_no_trade():
+    ruling = ruling_of('{"side": "buy", "quantity": ')
+    assert ruling.unreadable and ruling.action.side is Side.HOLD and ruling.said
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(StockerError, match='there is no pocket model here'): load_pocket(tmp_path)
