@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['POLICY_WIDTH', 'app', 'ModelOption', 'ModeratorOption', 'CacheOption', 'RecordingOption', 'AdapterOption',
-           'SourceOption', 'CACHE_ROOT', 'corpus_app', 'data_app', 'cache_app', 'CacheRoot', 'PackedFile',
-           'SharedPlace', 'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of', 'client_of',
-           'recorded_client', 'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'demo', 'prompt',
-           'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'train', 'results', 'serve', 'check_server',
-           'audit', 'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'push', 'pull', 'bench',
-           'complain', 'main']
+           'SourceOption', 'CACHE_ROOT', 'DEMO_HORIZONS', 'corpus_app', 'data_app', 'cache_app', 'CacheRoot',
+           'PackedFile', 'SharedPlace', 'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of',
+           'client_of', 'recorded_client', 'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'train_demo',
+           'demo', 'prompt', 'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'train', 'results', 'serve',
+           'check_server', 'audit', 'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'push',
+           'pull', 'bench', 'complain', 'main']
 
 # %% ../nbs/20_cli.ipynb #32724b7d
 import sys
@@ -201,18 +201,44 @@ def run(
     council = council_of(model, moderator and moderator.value, timing, cache, recording, adapter)
     trade(episodes, timing, council, out)
 
-# %% ../nbs/20_cli.ipynb #9102ba8d
+# %% ../nbs/20_cli.ipynb #7a101509
+DEMO_HORIZONS = {'planted': 2, 'corpus': 5} # decisions that count; a planted analyst knows one move
+
+
+def train_demo(
+    out: Path, # folder for the runs and their page
+) -> None:
+    "Train the pocket moderator on two kinds of episodes, and print before and after."
+    from stocker.grpo import compile_results, judge, load_splits, train
+    from stocker.statistics import paired_difference, summarise, verdict
+    for name, horizon in DEMO_HORIZONS.items():
+        typer.echo(f'Training the pocket moderator: {name}')
+        splits = load_splits(name)
+        trained = train('pocket', splits.training, splits.validation, out/f'pocket_{name}_0', horizon=horizon,
+                        num_train_epochs=1, disable_tqdm=not sys.stderr.isatty())
+        for test, table in judge(trained, splits).items():
+            typer.echo(f"{test}\n{summarise(table)[['total_reward', 'return', 'exposure']].round(3).to_string()}")
+            typer.echo(f"{verdict(paired_difference(table, 'after', 'before'))}\n")
+    typer.echo(f'the page with curves and all comparisons: {compile_results(out)}')
+
+# %% ../nbs/20_cli.ipynb #66798caf
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help='folder for the results')] = Path('runs/demo'),
+    training: Annotated[bool, typer.Option(help='train the pocket moderator too')] = True,
 ) -> None:
-    "Trade all three tasks under both clocks with the council of seven rule analysts."
+    "Trade the tasks under both clocks with the council of rules, then train a small moderator and judge it."
+    from importlib.util import find_spec
+
     from stocker.council import rule_council
     comparisons = [run for timing in Timing for run in trade(episodes_of('all'), timing, rule_council(), out)]
     ahead = sum(c.results[0].values[-1] > c.results[2].values[-1] for c in comparisons)
     gained = sum(c.results[0].values[-1] > c.results[0].starting_cash for c in comparisons)
     typer.echo(f'The council of rules ended ahead of buy and hold in {ahead} of {len(comparisons)} runs, '
                f'and with a gain in {gained}. All three shares fell; three episodes prove nothing either way.')
+    if not training: return
+    if find_spec('trl') and find_spec('peft'): return train_demo(out/'training')
+    typer.echo("To see a moderator trained as well: pip install 'stocker[train]', then run the demo again.")
 
 # %% ../nbs/20_cli.ipynb #c31b1696
 @app.command()
