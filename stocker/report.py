@@ -106,7 +106,7 @@ def plane_for(
     air = 0.06 * (high - low) or 0.05 * max(1.0, abs(high))
     return Plane(x_from, x_to, low - air, high + air, height)
 
-# %% ../nbs/13_report.ipynb #f5345359
+# %% ../nbs/13_report.ipynb #66db72d0
 def round_numbers(
     low: float, # lower end
     high: float, # upper end, above the lower one
@@ -115,7 +115,8 @@ def round_numbers(
     "Round numbers between two ends, evenly spaced."
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    pace = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    paces = [factor * power for factor in (1, 2, 5, 10) if factor * power <= high - low]
+    pace = next((pace for pace in paces if pace >= rough * (1 - 1e-9)), paces[-1])
     return [round(k * pace, 10) for k in range(math.ceil(low / pace), math.floor(high / pace) + 1)]
 
 # %% ../nbs/13_report.ipynb #70edfe07

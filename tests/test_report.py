@@ -191,6 +191,10 @@ def test_a_scale_has_round_numbers(low, span, about):
     assert 1 <= len(found) <= 3 * about and all(low - 1e-6 * span <= tick <= low + span * 1.000001 for tick in found)
 
 
+def test_two_round_numbers_are_not_asked_for_in_vain(): # five hundred millions would lie beyond the upper end
+    assert round_numbers(1.0, 400_000_002.0, 2) == [200_000_000.0, 400_000_000.0]
+
+
 def test_a_plane_fits_anything():
     for values in ([], [float('nan')], [0.0, 0.0], [5.0], [1e12, -1e12], [float('inf'), 3.0]):
         plane = plane_for(0, 1, values)
