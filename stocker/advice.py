@@ -6,7 +6,7 @@
 __all__ = ['NewsDownload', 'yahoo_stories', 'read_story', 'fetch_stories', 'latest_session', 'observe_latest', 'unseen', 'Advice',
            'advise']
 
-# %% ../nbs/15_advice.ipynb #32afb2c4
+# %% ../nbs/15_advice.ipynb #0c0e0224
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +17,8 @@ from .core import (
     Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing)
 from .corpus import current_facts, fetch_window, relations_of, ticker_facts
 from .council import Council
-from .data import DOWNLOAD_LOCK, PriceSource, RateLimited, need, nyse_sessions, yahoo_symbol
-from .episodes import NEWS_DAYS, STARTING_CASH, Episode, Facts, Timeline, decision_time
+from .data import DOWNLOAD_LOCK, PriceSource, need, nyse_sessions, yahoo_symbol
+from .episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
 from .core import data_path
 from .reward import RewardWeights
 

@@ -342,7 +342,7 @@ def tune(
     files = write_sweep(folder, trace, table)
     typer.echo(f"{told(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
-# %% ../nbs/20_cli.ipynb #c945ceb4
+# %% ../nbs/20_cli.ipynb #4f07752a
 @app.command()
 def train(
     model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
@@ -367,7 +367,8 @@ def train(
     trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
                               resume=resume, **changes)
     judge(trained, splits)
-    typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {compile_results(out.parent)}')
+    page = compile_results(out.parent)
+    typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
 
 
 @app.command()

@@ -19,7 +19,7 @@ __all__ = ['PERIODS', 'SPLITS', 'TREND', 'CALM_BELOW', 'INDEX_COLUMNS', 'SECTORS
            'FileHeadlines', 'StreamedHeadlines', 'hub_headlines', 'gdelt_stories', 'GdeltHeadlines', 'without_repeats',
            'gather_headlines']
 
-# %% ../nbs/08_corpus.ipynb #7a5f5af8
+# %% ../nbs/08_corpus.ipynb #0ee65ad4
 import gzip
 import html
 import json
@@ -47,8 +47,8 @@ from tqdm import tqdm
 from .accounting import ALL_SHARES, fill_batch, max_drawdown
 from .core import DataError, Headline, StockerError, Timing, as_timing, data_path, file_stem, write_atomically
 from .data import (
-    ADJUSTMENT, EARLIEST_POST, LATEST_POST, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables,
-    read_price_file, sha256_of)
+    ADJUSTMENT, EARLIEST_POST, LATEST_POST, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all,
+    price_tables, read_price_file, sha256_of)
 from .env import Batch
 from .episodes import (
     COMMODITIES, MARKET, NEW_YORK, PEERS, STARTING_CASH, TASKS, WARM_UP_SESSIONS, Episode, Facts, Market, Timeline,

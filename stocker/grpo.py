@@ -382,7 +382,7 @@ def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
     has = torch.cuda.is_bf16_supported() and torch.cuda.get_device_capability()[0] >= 8
     return {'use_cpu': False, 'bf16': has, 'fp16': not has}
 
-# %% ../nbs/12_grpo.ipynb #1f2a10ee
+# %% ../nbs/12_grpo.ipynb #041c8f5e
 LARGE_SETTINGS: dict[str, Any] = {
     'per_device_train_batch_size': 4, 'gradient_accumulation_steps': 1, 'learning_rate': 5e-6, 'num_train_epochs': 3,
     'num_generations': 4}
@@ -405,7 +405,8 @@ def grpo_settings(
     check_packages()
     from trl import GRPOConfig
     board = ['tensorboard'] if importlib.util.find_spec('tensorboard') else []
-    fixed = {'output_dir': str(out), 'seed': seed, 'max_completion_length': longest_answer, 'report_to': board,
+    fixed = {'output_dir': str(out), 'seed': seed, 'shuffle_dataset': False, # `Questions` shuffles
+              'max_completion_length': longest_answer, 'report_to': board,
              'logging_steps': 5, 'save_strategy': 'epoch', 'beta': 0.0, **precision()}
     return GRPOConfig(**{**fixed, **settings})
 
@@ -717,7 +718,7 @@ def save_trained(
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
 
-# %% ../nbs/12_grpo.ipynb #d89f28d4
+# %% ../nbs/12_grpo.ipynb #f5690abb
 def data_record(
     voted: Sequence[VotedEpisode], # episodes
 ) -> dict[str, Any]: # counts and dates, and a digest of the names
@@ -745,6 +746,7 @@ def model_card(
 ) -> str: # markdown
     "The card of an adapter."
     scores = '\n'.join(f'| {step} | {score:+.3f} |' for step, score in record['scores'].items())
+    ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
     return f"""---
 library_name: peft
 base_model: {record['model']}
@@ -757,7 +759,7 @@ portfolio and answers with an order as JSON. It is made for research and teachin
 
 - Trained on {data_words(record['training'])}.
 - Checkpoint chosen on {data_words(record['validation'])}. Test episodes were not used.
-- Credit: {record['credit']}{f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''}. Seed {record['seed']}.
+- Credit: {record['credit']}{ahead}. Seed {record['seed']}.
 - {record['steps']} steps of {record['answers_a_step']} answers, {record['seconds']:.0f} s on {record['device']}.
 
 Mean total reward on the validation episodes, by step; step {record['best_step']} was kept:

@@ -7,12 +7,13 @@ __all__ = ['NUMBERS', 'SHADES', 'CERTAINTIES', 'FALLS', 'SILENT', 'SPECIAL', 'PI
            'ANSWER_WORDS', 'at_least', 'vote_line', 'fall_word', 'portfolio_lines', 'pocket_messages', 'pocket_answer',
            'vocabulary', 'pocket_tokenizer', 'need', 'word_parts', 'first_vectors', 'new_pocket', 'ruling_of',
            'ModelModerator', 'random_votes', 'random_portfolio', 'possible_order', 'lesson', 'teach', 'Student',
-           'load_pocket', 'save_pocket']
+           'no_bar', 'load_pocket', 'save_pocket']
 
-# %% ../nbs/11_pocket.ipynb #88741a27
+# %% ../nbs/11_pocket.ipynb #177841f7
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ import numpy as np
 from .accounting import affordable_quantity
 from .answers import Unreadable, read_trade
 from .core import (
-    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, data_path)
+    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, package_path)
 from .council import vote_mean
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ def teach(
 
 ANSWER_WORDS = 6 # five words and the mark for the end
 
-# %% ../nbs/11_pocket.ipynb #15dea918
+# %% ../nbs/11_pocket.ipynb #33c35981
 @dataclass(frozen=True, eq=False)
 class Student:
     "A model that can be trained to moderate, and how it is asked."
@@ -345,16 +346,27 @@ class Student:
         return ModelModerator(model or self.model, self.tokenizer, self.messages, self.longest_answer)
 
 
+@contextmanager
+def no_bar() -> Iterator[None]:
+    "No progress bar of transformers: a small model is there before one could be read."
+    from transformers.utils import logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try: yield
+    finally:
+        if shown: logging.enable_progress_bar()
+
+
 def load_pocket(
-    folder: str | Path | None = None, # as `save_pocket` wrote it; None: the one of the data set
+    folder: str | Path | None = None, # as `save_pocket` wrote it; None: the one that comes with Stocker
 ) -> Student: # with 32-bit weights
     "The pocket model, read from its files."
     need('transformers', 'llm')
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    folder = Path(folder or data_path('pocket'))
+    folder = Path(folder or package_path('pocket'))
     if not (folder/'model.safetensors').is_file():
         raise StockerError(f'{folder}: there is no pocket model here; training/pretrain_pocket.ipynb makes one')
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32', use_safetensors=True).eval()
+    with no_bar(): model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32', use_safetensors=True).eval()
     return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48)
 
 
