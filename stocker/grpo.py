@@ -1066,7 +1066,8 @@ def run_part(
         f"({', '.join(str(record['seed']) for record in records)}), credit {credit}, {first['steps']} steps of "
         f"{first['answers_a_step']} answers, {min(seconds):.0f} to {max(seconds):.0f} s each on {first['device']}.", '',
         f"Trained on {data_words(first['training'])}. Checkpoint chosen on {data_words(first['validation'])}.", '',
-        *alarms, *([''] if alarms else []), f'![Curves of {name}]({picture})', '', *(test_part(records, test) for test in first['evaluation'])])
+        *alarms, *([''] if alarms else []), f'![Curves of {name}]({picture})', '',
+        *(test_part(records, test) for test in first['evaluation'])])
 
 
 def compile_results(

@@ -79,7 +79,7 @@ def test_a_specialist_that_raises_abstains_and_names_its_error(error, look):
     None, 0.5, True, 'buy', '', [], {}, {'signal': 1.0, 'confidence': 1.0, 'rationale': 'x'}, Vote, object(),
     float('nan'),
     [Vote(signal=1.0, confidence=1.0, rationale='')], TradeAction(side=Side.BUY, quantity=1)],
-    ids=lambda answer: repr(answer)[:30])
+    ids=lambda answer: repr(answer)[:14])
 def test_an_answer_that_is_no_vote_is_an_abstention_and_never_a_hold(answer, look):
     found = ask(lambda observation: answer, look)
     assert isinstance(found, Abstention) and type(answer).__name__ in found.reason
