@@ -209,8 +209,13 @@ def train_demo(
     out: Path, # folder for the runs and their page
 ) -> None:
     "Train the pocket moderator on two kinds of episodes, and print before and after."
+    import warnings
+
+    import torch
     from stocker.grpo import compile_results, judge, load_splits, train
     from stocker.statistics import paired_difference, summarise, verdict
+    torch.set_num_threads(1) # a model as small as this only waits for a second one
+    warnings.simplefilter('ignore', FutureWarning)
     for name, horizon in DEMO_HORIZONS.items():
         typer.echo(f'Training the pocket moderator: {name}')
         splits = load_splits(name)
