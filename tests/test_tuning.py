@@ -63,7 +63,7 @@ def table(trace):
 @pytest.mark.parametrize('name', list(TASKS))
 def test_replay_is_exact(name, timing):
     rng = np.random.default_rng(len(name))
-    for _ in range(50):
+    for _ in range(170): # 1,020 policies in all
         run = random_trace(name, timing, rng)
         terms = replay(run, run.weights)
         for field, column in terms._asdict().items():
