@@ -11,7 +11,7 @@ __all__ = ['MANY_SETTINGS', 'MANY_SESSIONS', 'PEAK', 'BENCHMARKS', 'ON_REQUEST',
            'corpus_growth', 'peak_memory', 'corpus_measurements', 'reward_batch', 'reward_measurements',
            'training_measurements', 'server_measurements', 'report']
 
-# %% ../nbs/19_bench.ipynb #335f8a47
+# %% ../nbs/19_bench.ipynb #f83749a7
 import json
 import logging
 import os
@@ -32,7 +32,7 @@ import numpy as np
 from .answers import VOTE_SCHEMA, read_vote
 from .cache import READ, CachedSpecialist, VoteCache
 from .charts import CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, write_charts
-from .core import ROLES, MarketObservation, StockerError, Vote
+from .core import ROLES, MarketObservation, StockerError, Vote, cache_folder
 from .council import Council, play, rule_council, vote_mean
 from .env import StockerEnv, simulate_rewards
 from .episodes import TASKS, Episode, chart_jobs, load_task
@@ -331,7 +331,7 @@ def council_measurements() -> list[Measurement]: # three lines
             Measurement(f'reading an answer, {len(answer)} characters', f'{1e6 * reading:.0f} us', 'limit 50 us',
                         50e-6 / reading, 1.0)]
 
-# %% ../nbs/19_bench.ipynb #3bf9d9b4
+# %% ../nbs/19_bench.ipynb #734d6707
 def vote_questions(
     count: int, # conversations
 ) -> list[list[dict[str, str]]]: # all with the same role
@@ -354,7 +354,7 @@ def processor_seconds(
 
 def model_measurements() -> list[Measurement]: # one line; none where SmolLM2 is not on this machine
     "A batch against one conversation at a time on SmolLM2, with the same answers."
-    from stocker.models import cache_folder, constraint_tokenizer, smollm2_client
+    from stocker.models import constraint_tokenizer, smollm2_client
     if not (cache_folder()/'SmolLM2-135M-Instruct').is_dir(): return []
     import torch
     threads = torch.get_num_threads()

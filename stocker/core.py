@@ -6,13 +6,15 @@
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'WRITTEN_AS_IS', 'StockerError', 'DataError', 'Side', 'Frozen', 'TradeAction',
            'Vote', 'Abstention', 'CouncilDecision', 'Ruling', 'Timing', 'as_timing', 'Bar', 'Headline', 'ForumPost',
            'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'package_path', 'data_path', 'file_stem', 'secret']
+           'canonical_json', 'digest', 'write_atomically', 'package_path', 'data_path', 'cache_folder', 'file_stem',
+           'secret']
 
-# %% ../nbs/00_core.ipynb #e1af6569
+# %% ../nbs/00_core.ipynb #a23de1c5
 import hashlib
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -325,6 +327,15 @@ def data_path(
     "A place in the data set: `STOCKER_DATA` if set, else the one that comes with the package."
     own = os.environ.get('STOCKER_DATA')
     return Path(own).absolute().joinpath(*parts) if own else package_path(*parts)
+
+# %% ../nbs/00_core.ipynb #67d2bfa8
+def cache_folder() -> Path: # absolute; it may not exist yet
+    "Where large files are kept: `STOCKER_CACHE` if set, else the system's place for files that can be fetched again."
+    if own := os.environ.get('STOCKER_CACHE'): return Path(own).absolute()
+    home = Path.home()
+    if sys.platform == 'win32': return Path(os.environ.get('LOCALAPPDATA') or home/'AppData'/'Local')/'stocker'/'cache'
+    if sys.platform == 'darwin': return home/'Library'/'Caches'/'stocker'
+    return Path(os.environ.get('XDG_CACHE_HOME') or home/'.cache')/'stocker'
 
 # %% ../nbs/00_core.ipynb #82304a7e
 def file_stem(

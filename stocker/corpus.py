@@ -9,24 +9,22 @@ __all__ = ['PERIODS', 'SPLITS', 'TREND', 'CALM_BELOW', 'INDEX_COLUMNS', 'SECTORS
            'ticker_windows', 'task_windows', 'Histories', 'stored_histories', 'packaged_histories', 'corpus_index',
            'sector_of', 'peers_of', 'relations_of', 'ticker_facts', 'current_facts', 'corpus_facts', 'derived_tables',
            'episode_rows', 'corpus_episode', 'Corpus', 'load_corpus', 'EpisodeName', 'read_episode_name',
-           'HistoriesSource', 'fetch_window', 'episode_from_source', 'price_files', 'cache_folder', 'read_copy',
-           'write_copy', 'kept_prices', 'missing_sessions', 'left_out', 'folder_histories', 'read_universe',
-           'source_histories', 'save_histories', 'open_histories', 'momentum', 'moving_average_cross', 'mean_reversion',
-           'window_places', 'side_by_side', 'side_market', 'orders_of', 'trade_side_by_side', 'side_yardstick',
-           'play_side_by_side', 'upper_limit', 'play_rules', 'episode_steps', 'corpus_baselines', 'grouped_error',
-           'baseline_table', 'difficulty', 'balanced_weights', 'easy_first', 'sample_episodes', 'release_time', 'Story',
-           'HeadlineSource', 'RecordFields', 'read_record', 'record_stories', 'json_records', 'parquet_records',
-           'FileHeadlines', 'StreamedHeadlines', 'hub_headlines', 'gdelt_stories', 'GdeltHeadlines', 'without_repeats',
+           'HistoriesSource', 'fetch_window', 'episode_from_source', 'price_files', 'read_copy', 'write_copy',
+           'kept_prices', 'missing_sessions', 'left_out', 'folder_histories', 'read_universe', 'source_histories',
+           'save_histories', 'open_histories', 'momentum', 'moving_average_cross', 'mean_reversion', 'window_places',
+           'side_by_side', 'side_market', 'orders_of', 'trade_side_by_side', 'side_yardstick', 'play_side_by_side',
+           'upper_limit', 'play_rules', 'episode_steps', 'corpus_baselines', 'grouped_error', 'baseline_table',
+           'difficulty', 'balanced_weights', 'easy_first', 'sample_episodes', 'release_time', 'Story', 'HeadlineSource',
+           'RecordFields', 'read_record', 'record_stories', 'json_records', 'parquet_records', 'FileHeadlines',
+           'StreamedHeadlines', 'hub_headlines', 'gdelt_stories', 'GdeltHeadlines', 'without_repeats',
            'gather_headlines']
 
-# %% ../nbs/08_corpus.ipynb #0ee65ad4
+# %% ../nbs/08_corpus.ipynb #60e27da8
 import gzip
 import html
 import json
 import math
-import os
 import re
-import sys
 import time
 import warnings
 import zipfile
@@ -45,7 +43,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from .accounting import ALL_SHARES, fill_batch, max_drawdown
-from .core import DataError, Headline, StockerError, Timing, as_timing, data_path, file_stem, write_atomically
+from .core import (
+    DataError, Headline, StockerError, Timing, as_timing, cache_folder, data_path, file_stem, write_atomically)
 from .data import (
     ADJUSTMENT, EARLIEST_POST, LATEST_POST, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all,
     price_tables, read_price_file, sha256_of)
@@ -487,14 +486,6 @@ def price_files(
             if ticker in files: problems.append(f'{files[ticker].name}: the file is left out for {path.name}')
             files[ticker] = path
     return files, problems
-
-# %% ../nbs/08_corpus.ipynb #0e9982d1
-def cache_folder() -> Path: # it may not exist
-    "Where the package keeps what it can make again: `STOCKER_CACHE`, else the platform's place for caches."
-    if own := os.environ.get('STOCKER_CACHE'): return Path(own).absolute()
-    if sys.platform == 'win32': return Path(os.environ.get('LOCALAPPDATA') or Path.home()/'AppData'/'Local')/'stocker'
-    if sys.platform == 'darwin': return Path.home()/'Library'/'Caches'/'stocker'
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')/'stocker'
 
 # %% ../nbs/08_corpus.ipynb #1d321132
 READER: str = 'prices-1' # changes with the way price files are read, so that older copies are not used

