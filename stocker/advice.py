@@ -6,7 +6,7 @@
 __all__ = ['NewsDownload', 'yahoo_stories', 'read_story', 'fetch_stories', 'latest_session', 'observe_latest', 'unseen', 'Advice',
            'advise']
 
-# %% ../nbs/15_advice.ipynb #0c0e0224
+# %% ../nbs/15_advice.ipynb #0785d8c0
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 import pandas as pd
 
 from .core import (
-    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing)
+    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
 from .corpus import current_facts, fetch_window, relations_of, ticker_facts
 from .council import Council
-from .data import DOWNLOAD_LOCK, PriceSource, need, nyse_sessions, yahoo_symbol
+from .data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
 from .episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
 from .core import data_path
 from .reward import RewardWeights
 
-# %% ../nbs/15_advice.ipynb #a5d304af
+# %% ../nbs/15_advice.ipynb #c9525ed3
 NewsDownload = Callable[[str], Sequence[dict[str, Any]] | None] # a symbol in, stories as Yahoo gives them out
 
 
@@ -30,7 +30,7 @@ def yahoo_stories(
     symbol: str, # as Yahoo writes it
 ) -> Sequence[dict[str, Any]]: # as yfinance gives them
     "Ask Yahoo for the latest stories about a share."
-    return need('yfinance').Ticker(symbol).get_news(count=50)
+    return need('yfinance', 'data').Ticker(symbol).get_news(count=50)
 
 
 def read_story(
@@ -46,13 +46,13 @@ def read_story(
     origin = provider.get('displayName') if isinstance(provider, dict) else None
     return Headline(released.isoformat(), 'story', title, 'neutral', str(origin or 'Yahoo Finance'))
 
-# %% ../nbs/15_advice.ipynb #61815c62
+# %% ../nbs/15_advice.ipynb #c4aefbfc
 def fetch_stories(
     ticker: str, # the share
     download: NewsDownload | None = None, # in place of `yahoo_stories`
 ) -> tuple[list[Headline], str]: # headlines; and why there are none, or fewer than came, empty if all is well
     "The latest stories about a share."
-    errors = need('yfinance').exceptions
+    errors = need('yfinance', 'data').exceptions
     try:
         with DOWNLOAD_LOCK: stories = list((download or yahoo_stories)(yahoo_symbol(ticker)) or ())
     except errors.YFRateLimitError: return [], 'Yahoo refuses to send news for now; try again later'

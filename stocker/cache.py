@@ -12,7 +12,7 @@ __all__ = ['RESERVED', 'MOST_CHARACTERS', 'UNCHANGEABLE', 'REMEMBERED', 'MOST_RE
            'stored_row', 'footer_start', 'seal', 'is_sealed', 'pack_cache', 'packed_table', 'packed_votes',
            'unpack_cache', 'shared_place', 'make_shared_place', 'push_cache', 'pull_cache']
 
-# %% ../nbs/09_cache.ipynb #a19bcc06
+# %% ../nbs/09_cache.ipynb #b69bbe31
 import copy
 import hashlib
 import os
@@ -35,7 +35,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from .core import (
-    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_stem,
+    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_marks, file_stem,
     secret, write_atomically)
 from .data import read_table, write_table
 from .specialists import Specialist
@@ -256,7 +256,7 @@ def keep_vote(
         temporary.write_text(canonical_json(stored) + '\n', encoding='utf-8')
     return stored.vote
 
-# %% ../nbs/09_cache.ipynb #eb28ffac
+# %% ../nbs/09_cache.ipynb #11e28be9
 READ: dict[str, tuple[tuple[int, ...], StoredVote]] = {} # what lay in a file, with the file's marks at that time
 MOST_READ = 1 << 16 # files
 SETTLED = 100_000_000 # nanoseconds since a file's last change from which on its marks can be trusted
@@ -266,9 +266,7 @@ def read_changed(
     path: str, # a file of the cache
 ) -> StoredVote | None: # None where there is no readable vote
     "The vote in a file, which is read only if it is another file than last time."
-    try: status = os.stat(path)
-    except OSError: return None
-    marks = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    if not (marks := file_marks(path)): return None
     known = READ.get(path)
     if known and known[0] == marks: return known[1]
     stored = read_stored(path)

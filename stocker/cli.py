@@ -6,16 +6,16 @@
 __all__ = ['POLICY_WIDTH', 'app', 'ModelOption', 'ModeratorOption', 'CacheOption', 'RecordingOption', 'AdapterOption',
            'SourceOption', 'CACHE_ROOT', 'DEMO_HORIZONS', 'corpus_app', 'data_app', 'cache_app', 'CacheRoot',
            'PackedFile', 'SharedPlace', 'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of',
-           'client_of', 'recorded_client', 'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'train_demo',
-           'demo', 'prompt', 'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'train', 'results', 'serve',
-           'check_server', 'audit', 'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack', 'push',
-           'pull', 'bench', 'complain', 'main']
+           'client_of', 'recorded_client', 'ModeratorName', 'moderator_of', 'trained', 'council_of', 'trade', 'run',
+           'train_demo', 'demo', 'prompt', 'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'setting',
+           'train', 'results', 'serve', 'check_server', 'audit', 'forum_export', 'build', 'check', 'stats', 'verify',
+           'pack', 'unpack', 'push', 'pull', 'bench', 'complain', 'main']
 
-# %% ../nbs/20_cli.ipynb #32724b7d
+# %% ../nbs/20_cli.ipynb #28f63c9d
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -128,7 +128,15 @@ def moderator_of(
     from stocker.moderators import read_logistic
     return read_logistic() if name == 'logistic' else MODERATORS[name]
 
-# %% ../nbs/20_cli.ipynb #a4ca9fd8
+# %% ../nbs/20_cli.ipynb #c6576f04
+def trained(
+    adapter: Path, # its folder
+) -> 'Moderator':
+    "A moderator that `stocker train` made, on the model that it was trained on."
+    from stocker.grpo import trained_moderator
+    return trained_moderator(adapter)
+
+
 def council_of(
     model: str, # rules, smollm2, gemma, recorded, or the address of an endpoint
     moderator: str | None, # of ModeratorName; None: the vote mean for rules, else the model itself
@@ -143,10 +151,10 @@ def council_of(
     from stocker.prompts import LanguageModerator, language_council
     from stocker.specialists import RULE_ANALYSTS
     if model == 'rules':
-        if moderator == 'language' or adapter or recording:
+        if moderator == 'language' or recording:
             raise StockerError('rules cannot moderate as a language model; name one with --model')
-        name = moderator or 'vote_mean'
-        return Council(RULE_ANALYSTS, moderator_of(name), name)
+        name = str(adapter) if adapter else moderator or 'vote_mean'
+        return Council(RULE_ANALYSTS, trained(adapter) if adapter else moderator_of(name), name)
     client = recorded_client(model, recording)
     chosen = moderator_of(moderator) if moderator not in (None, 'language') else None
     if adapter: chosen = LanguageModerator.from_adapter(adapter, client)
@@ -201,7 +209,7 @@ def run(
     council = council_of(model, moderator and moderator.value, timing, cache, recording, adapter)
     trade(episodes, timing, council, out)
 
-# %% ../nbs/20_cli.ipynb #7a101509
+# %% ../nbs/20_cli.ipynb #39b8f44c
 DEMO_HORIZONS = {'planted': 2, 'corpus': 5} # decisions that count; a planted analyst knows one move
 
 
@@ -347,7 +355,18 @@ def tune(
     files = write_sweep(folder, trace, table)
     typer.echo(f"{told(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
-# %% ../nbs/20_cli.ipynb #4f07752a
+# %% ../nbs/20_cli.ipynb #07589441
+def setting(
+    option: str, # NAME=VALUE
+) -> tuple[str, Any]: # name, and the value read as JSON, or else as it stands
+    "The two halves of `--set`; anything else is a `StockerError`."
+    import json
+    name, sign, value = option.partition('=')
+    if not (name.isidentifier() and sign): raise StockerError(f'--set {option}: give it as NAME=VALUE')
+    try: return name, json.loads(value)
+    except json.JSONDecodeError: return name, value
+
+
 @app.command()
 def train(
     model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
@@ -356,7 +375,14 @@ def train(
     horizon: Annotated[int, typer.Option(help='decisions that count under horizon')] = 5,
     seed: Annotated[int, typer.Option(help='of everything that is drawn')] = 0,
     rounds: Annotated[int | None, typer.Option(help='passes over the questions, renewed each time')] = None,
-    prompts: Annotated[int, typer.Option(help='questions in a round')] = 256,
+    prompts: Annotated[int | None, typer.Option(help='questions in a round [960 for pocket, else 256]')] = None,
+    set_: Annotated[list[str] | None, typer.Option(
+        '--set', metavar='NAME=VALUE', help='a field of trl.GRPOConfig; may be repeated')] = None,
+    lessons: Annotated[int, typer.Option(help='answers of the vote mean to imitate first')] = 0,
+    brief: Annotated[bool, typer.Option('--brief', help='ask a chat model in few words')] = False,
+    curriculum: Annotated[str, typer.Option(help='none, easy first or regimes')] = 'none',
+    policy_episodes: Annotated[int, typer.Option(help='episodes that the model plays before a round')] = 32,
+    few: Annotated[int | None, typer.Option(help='most episodes to choose on, and in each test')] = None,
     timing: Annotated[str, typer.Option(help='close or next_open')] = 'close',
     out: Annotated[Path | None, typer.Option(help='folder of the run [training/runs/grpo_<time>]')] = None,
     resume: Annotated[bool, typer.Option(help='go on from the last checkpoint')] = False,
@@ -368,9 +394,11 @@ def train(
     from stocker.grpo import train as train_moderator
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
     splits = load_splits(episodes, seed, timing)
-    changes = {} if rounds is None else {'num_train_epochs': rounds}
+    if few: splits = splits.fewer(few)
+    changes = {**dict(map(setting, set_ or [])), **({} if rounds is None else {'num_train_epochs': rounds})}
     trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
-                              resume=resume, **changes)
+                              resume=resume, brief=brief, lessons=lessons, curriculum=curriculum,
+                              policy_episodes=policy_episodes, **changes)
     judge(trained, splits)
     page = compile_results(out.parent)
     typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
@@ -379,10 +407,11 @@ def train(
 @app.command()
 def results(
     folder: Annotated[Path, typer.Argument(help='with a folder for each run')] = Path('training/runs'),
+    note: Annotated[list[str] | None, typer.Option(help='a sentence on what was not run; may be repeated')] = None,
 ) -> None:
     "Write RESULTS.md from the records of all runs."
     from stocker.grpo import compile_results
-    typer.echo(compile_results(folder))
+    typer.echo(compile_results(folder, note or ()))
 
 # %% ../nbs/20_cli.ipynb #97459e78
 @app.command()

@@ -6,11 +6,12 @@
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'WRITTEN_AS_IS', 'StockerError', 'DataError', 'Side', 'Frozen', 'TradeAction',
            'Vote', 'Abstention', 'CouncilDecision', 'Ruling', 'Timing', 'as_timing', 'Bar', 'Headline', 'ForumPost',
            'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'package_path', 'data_path', 'cache_folder', 'file_stem',
-           'secret']
+           'canonical_json', 'digest', 'write_atomically', 'file_marks', 'package_path', 'data_path', 'cache_folder',
+           'file_stem', 'need', 'secret']
 
-# %% ../nbs/00_core.ipynb #a23de1c5
+# %% ../nbs/00_core.ipynb #6fe2c2e6
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -311,6 +312,15 @@ def write_atomically(
     finally:
         Path(name).unlink(missing_ok=True)
 
+# %% ../nbs/00_core.ipynb #e47038f3
+def file_marks(
+    path: str | Path, # a file
+) -> tuple[int, ...]: # disk, number on it, bytes, and times of the last changes in ns; empty where there is no file
+    "What tells a file from those that had its name before."
+    try: status = os.stat(path)
+    except OSError: return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
 # %% ../nbs/00_core.ipynb #10c21005
 def package_path(
     *parts: str, # path below what comes with the package, e.g. 'pocket', 'config.json'
@@ -346,6 +356,16 @@ def file_stem(
     if not allowed or not any(map(str.isalnum, ticker)):
         raise StockerError(f'{ticker!r} is not a ticker: use letters, digits and the signs = ^ - .')
     return ticker.replace('=', '_')
+
+# %% ../nbs/00_core.ipynb #07ad37a4
+def need(
+    package: str, # name to import, e.g. 'yfinance'
+    extra: str, # extra of this package that installs it
+) -> ModuleType: # the package
+    "A package of an extra; if it is missing, a `StockerError` says how to install it."
+    try: return importlib.import_module(package)
+    except ImportError as error:
+        raise StockerError(f"{package} cannot be imported ({error}): pip install 'stocker[{extra}]'") from error
 
 # %% ../nbs/00_core.ipynb #8525e720
 def secret(

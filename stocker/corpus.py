@@ -19,7 +19,7 @@ __all__ = ['PERIODS', 'SPLITS', 'TREND', 'CALM_BELOW', 'INDEX_COLUMNS', 'SECTORS
            'StreamedHeadlines', 'hub_headlines', 'gdelt_stories', 'GdeltHeadlines', 'without_repeats',
            'gather_headlines']
 
-# %% ../nbs/08_corpus.ipynb #60e27da8
+# %% ../nbs/08_corpus.ipynb #cd24144e
 import gzip
 import html
 import json
@@ -44,7 +44,8 @@ from tqdm import tqdm
 
 from .accounting import ALL_SHARES, fill_batch, max_drawdown
 from .core import (
-    DataError, Headline, StockerError, Timing, as_timing, cache_folder, data_path, file_stem, write_atomically)
+    DataError, Headline, StockerError, Timing, as_timing, cache_folder, data_path, file_marks, file_stem, need,
+    write_atomically)
 from .data import (
     ADJUSTMENT, EARLIEST_POST, LATEST_POST, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all,
     price_tables, read_price_file, sha256_of)
@@ -177,20 +178,20 @@ class Histories:
         "Indicators and features of each ticker asked for so far, for all its episodes."
         return {}
 
-# %% ../nbs/08_corpus.ipynb #acbf2c31
+# %% ../nbs/08_corpus.ipynb #8eec2e6e
 @lru_cache(maxsize=2)
 def stored_histories(
     path: Path, # the table of prices
-    changed: int, # when it was last changed, in ns: a new file is read anew
+    marks: tuple[int, ...], # what tells it from an earlier file: a new one is read anew
 ) -> Histories:
     "The histories in one file."
-    return Histories(price_tables(path, changed))
+    return Histories(price_tables(path, marks))
 
 
 def packaged_histories() -> Histories: # the same object for the same data set
     "The price histories of the data set."
     path = data_path('prices.parquet')
-    return stored_histories(path, path.stat().st_mtime_ns if path.exists() else 0)
+    return stored_histories(path, file_marks(path))
 
 # %% ../nbs/08_corpus.ipynb #ea7ff00c
 def corpus_index(
@@ -1031,7 +1032,7 @@ class StreamedHeadlines:
         "All headlines of the stream."
         yield from record_stories(self.records, self.fields, self.name)
 
-# %% ../nbs/08_corpus.ipynb #2530a10c
+# %% ../nbs/08_corpus.ipynb #73a68080
 def hub_headlines(
     path: str, # a data set's name on the Hub, or a builder such as 'json'
     fields: RecordFields = RecordFields(), # names of its fields
@@ -1039,8 +1040,7 @@ def hub_headlines(
     **options, # for `datasets.load_dataset`, e.g. data_files
 ) -> StreamedHeadlines:
     "A data set in streaming mode."
-    try: from datasets import load_dataset
-    except ImportError: raise StockerError("datasets is missing: pip install 'stocker[train]'") from None
+    load_dataset = need('datasets', 'train').load_dataset
     return StreamedHeadlines(load_dataset(path, split=split, streaming=True, **options), fields, path)
 
 # %% ../nbs/08_corpus.ipynb #543f25eb

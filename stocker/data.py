@@ -6,7 +6,7 @@
 __all__ = ['PRICE_COLUMNS', 'ADJUSTMENT', 'KNOWN_GAPS', 'NUMBER', 'DAY', 'FINAL_AFTER', 'DOWNLOAD_LOCK', 'Download', 'FIRST_WAIT',
            'MERGE_TOLERANCE', 'TEXT', 'TICKER', 'COUNTRY', 'TONE', 'STANCE', 'MOMENT', 'HEADLINE_FORMS', 'MACRO_FORMS',
            'FORUM_FORMS', 'EARNINGS_FORMS', 'EARLIEST_POST', 'LATEST_POST', 'TAKEN_BACK', 'adjust_for_dividends',
-           'fixed_type', 'write_table', 'read_table', 'load_table', 'sha256_of', 'price_tables', 'load_prices', 'need',
+           'fixed_type', 'write_table', 'read_table', 'load_table', 'sha256_of', 'price_tables', 'load_prices',
            'nyse_years', 'nyse_sessions', 'table_fault', 'date_faults', 'rows_are_sound', 'row_faults',
            'session_faults', 'price_problems', 'check_prices', 'PriceSource', 'in_window', 'csv_lines', 'csv_rows',
            'price_line_fault', 'read_price_file', 'FolderSource', 'yahoo_symbol', 'ticker_columns', 'session_dates',
@@ -15,11 +15,10 @@ __all__ = ['PRICE_COLUMNS', 'ADJUSTMENT', 'KNOWN_GAPS', 'NUMBER', 'DAY', 'FINAL_
            'read_facts', 'read_headlines', 'read_macro', 'read_forum', 'read_quarterly_eps', 'quarter_before',
            'trailing_earnings', 'body_text', 'one_line', 'forum_post', 'import_forum']
 
-# %% ../nbs/01_data.ipynb #20128e8a
+# %% ../nbs/01_data.ipynb #2e66915e
 import csv
 import gzip
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -30,14 +29,13 @@ from collections.abc import Callable, Iterable
 from datetime import date, datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from .core import DataError, StockerError, data_path, file_stem, write_atomically
+from .core import DataError, StockerError, data_path, file_marks, file_stem, need, write_atomically
 
 # %% ../nbs/01_data.ipynb #d87ada44
 PRICE_COLUMNS: tuple[str, ...] = ('open', 'high', 'low', 'close', 'adj_close', 'volume')
@@ -105,11 +103,11 @@ def sha256_of(
         while block := handle.read(1 << 20): sha.update(block)
     return sha.hexdigest()
 
-# %% ../nbs/01_data.ipynb #f2771618
+# %% ../nbs/01_data.ipynb #74191f7a
 @lru_cache(maxsize=4)
 def price_tables(
     path: Path, # a parquet file with the columns ticker, date and PRICE_COLUMNS
-    changed: int, # when it was last changed, in ns: a new file is read anew
+    marks: tuple[int, ...], # what tells it from an earlier file: a new one is read anew
 ) -> dict[str, pd.DataFrame]: # price table by ticker; shared, so copy before changing one
     "Every price table in one file."
     frame = read_table(path)
@@ -118,35 +116,26 @@ def price_tables(
     columns = list(PRICE_COLUMNS)
     return {str(ticker): part.set_index('date')[columns].astype(float) for ticker, part in frame.groupby('ticker')}
 
-# %% ../nbs/01_data.ipynb #eb42757a
+# %% ../nbs/01_data.ipynb #a477b286
 def load_prices(
     ticker: str, # as in the data set, e.g. 'AAPL' or 'GC=F'
 ) -> pd.DataFrame: # a price table of your own: change it freely
     "The prices of one ticker in the data set."
     path = data_path('prices.parquet')
-    tables = price_tables(path, path.stat().st_mtime_ns if path.exists() else 0)
+    tables = price_tables(path, file_marks(path))
     if ticker not in tables:
         remedy = f"choose one of {', '.join(tables)}"
         raise DataError('there are no prices of it', file=path, ticker=ticker, remedy=remedy)
     return tables[ticker].copy()
 
-# %% ../nbs/01_data.ipynb #7fd21671
-def need(
-    package: str, # import name, e.g. 'yfinance'
-) -> ModuleType: # the package
-    "A package of the extra `data`; if it is missing, a `StockerError` says how to install it."
-    try: return importlib.import_module(package)
-    except ImportError as error:
-        raise StockerError(f"{package} cannot be imported ({error}): pip install 'stocker[data]'") from error
-
-# %% ../nbs/01_data.ipynb #c855316d
+# %% ../nbs/01_data.ipynb #0c3465dc
 @lru_cache(maxsize=8)
 def nyse_years(
     first: int, # year
     last: int, # year, included
 ) -> pd.DataFrame: # every session of these years, as `nyse_sessions` gives them; shared, so copy before changing it
     "The sessions of whole years: making a calendar takes a quarter of a second, so it is kept."
-    calendar = need('exchange_calendars').get_calendar('XNYS', start=f'{first}-01-01', end=f'{last}-12-31')
+    calendar = need('exchange_calendars', 'data').get_calendar('XNYS', start=f'{first}-01-01', end=f'{last}-12-31')
     times = calendar.schedule[['open', 'close']].set_axis(['opens_at', 'closes_at'], axis=1)
     times = times.apply(lambda moments: moments.dt.as_unit('us'))
     return times.set_axis(times.index.as_unit('us').rename('session'))
@@ -448,7 +437,7 @@ def drop_unfinished(
     close = closes.iloc[0] if len(closes) else (today + pd.Timedelta(hours=16)).tz_localize('America/New_York')
     return prices[prices.index <= today] if now >= close + FINAL_AFTER else prices[prices.index < today]
 
-# %% ../nbs/01_data.ipynb #3e59252f
+# %% ../nbs/01_data.ipynb #5499f5ac
 class RateLimited(StockerError):
     "The source has had too many questions and will answer again later."
 
@@ -459,13 +448,13 @@ def yahoo_download(
     end: str, # the day after the last, ISO
 ) -> pd.DataFrame: # as yfinance gives it, not adjusted for dividends
     "Ask Yahoo for one symbol; whatever goes wrong is raised and not logged."
-    yfinance = need('yfinance')
+    yfinance = need('yfinance', 'data')
     settings = yfinance.config.debug
     hidden, settings.hide_exceptions = settings.hide_exceptions, False
     try: return yfinance.Ticker(symbol).history(start=start, end=end, auto_adjust=False, actions=False)
     finally: settings.hide_exceptions = hidden
 
-# %% ../nbs/01_data.ipynb #e02643d8
+# %% ../nbs/01_data.ipynb #b3989e20
 DOWNLOAD_LOCK = threading.Lock() # one download at a time: yfinance shares its state between threads
 Download = Callable[[str, str, str], pd.DataFrame | None] # asked with symbol, first day and the day after the last
 
@@ -477,7 +466,7 @@ def ask_yahoo(
     end: str, # the day after the last, ISO
 ) -> pd.DataFrame: # as downloaded
     "Download one ticker, one at a time; yfinance's errors become ours."
-    errors = need('yfinance').exceptions
+    errors = need('yfinance', 'data').exceptions
     try:
         with DOWNLOAD_LOCK: answer = download(yahoo_symbol(ticker), start, end)
     except errors.YFRateLimitError as error:

@@ -4,52 +4,58 @@
 
 # %% auto #0
 __all__ = ['RuleAll', 'Messages', 'MessagesOf', 'CREDITS', 'SIGNS', 'OLDEST_TORCHAO', 'LARGE_SETTINGS', 'POCKET_SETTINGS',
-           'OTHER_SENSES', 'T4_MEMORY', 'NF4_BITS', 'SCORES', 'ADAPTER', 'LOGGED', 'EVALUATION', 'RIVALS', 'SHOWN',
-           'RESULTS_HEAD', 'one_by_one', 'play_on', 'play_all', 'Start', 'visited', 'random_orders', 'mixed_starts',
-           'run_at', 'prompt_rows', 'check_lengths', 'Ledger', 'open_ledger', 'credit_orders', 'read_once',
-           'CreditReward', 'rest_of_episode', 'check_groups', 'check_packages', 'precision', 'grpo_settings',
-           'language_targets', 'lora_settings', 'gemma4_e4b_config', 'count_weights', 'memory_plan', 'memory_advice',
-           'Alarms', 'Questions', 'load_student', 'mean_reward', 'callback', 'watch', 'rounds', 'write_json',
-           'make_trainer', 'load_weights', 'load_trained', 'save_trained', 'data_record', 'data_words', 'model_card',
-           'Trained', 'last_checkpoint', 'earlier_scores', 'keep_best', 'run_record', 'train', 'Splits',
-           'control_splits', 'spread_out', 'corpus_splits', 'load_splits', 'remembered', 'judge', 'run_groups',
+           'OTHER_SENSES', 'T4_MEMORY', 'NF4_BITS', 'Chances', 'CURRICULA', 'BRIEF_PROMPT', 'SCORES', 'ADAPTER',
+           'WARM_START', 'QUESTION_FORM', 'LOGGED', 'YEARS_OF_THE_TASKS', 'EVALUATION', 'RIVALS', 'SHOWN',
+           'RESULTS_HEAD', 'one_by_one', 'play_on', 'play_all', 'Start', 'visited', 'random_orders', 'draw',
+           'mixed_starts', 'run_at', 'questions_at', 'prompt_rows', 'check_lengths', 'Ledger', 'open_ledger',
+           'credit_orders', 'read_once', 'CreditReward', 'rest_of_episode', 'check_groups', 'check_packages',
+           'precision', 'grpo_settings', 'language_targets', 'lora_settings', 'gemma4_e4b_config', 'count_weights',
+           'memory_plan', 'memory_advice', 'Alarms', 'voted_difficulty', 'voted_regimes', 'curriculum_chances',
+           'Questions', 'brief_messages', 'brief_answer', 'load_student', 'mean_reward', 'callback', 'watch', 'rounds',
+           'write_json', 'make_trainer', 'load_weights', 'load_trained', 'trained_moderator', 'save_trained',
+           'data_record', 'data_words', 'model_card', 'Trained', 'last_checkpoint', 'readable', 'earlier_scores',
+           'keep_best', 'run_record', 'lesson_rows', 'imitate', 'warm_start', 'train', 'Splits', 'control_splits',
+           'spread_out', 'corpus_splits', 'load_splits', 'remembered', 'judge', 'write_tables', 'run_groups',
            'joint_table', 'seeds_of', 'test_part', 'curve_figure', 'run_part', 'compile_results']
 
-# %% ../nbs/12_grpo.ipynb #126eefb2
+# %% ../nbs/12_grpo.ipynb #d51fc12d
 import importlib.metadata
 import importlib.util
 import json
 import math
+import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from tqdm.auto import tqdm
 
 from .accounting import ALL_SHARES, fill_batch
 from .answers import TradeAnswer, Unreadable, answer_text, read_trade
 from .core import (
-    ROLES, Portfolio, Ruling, Side, StockerError, Votes, digest, plain, write_atomically)
-from .corpus import load_corpus
+    ROLES, Portfolio, Ruling, Side, StockerError, Votes, digest, need, plain, write_atomically)
+from .corpus import balanced_weights, easy_first, load_corpus, regimes
 from .council import Moderated, Moderator, VotedEpisode, collect_votes, vote_mean, vote_mean_all_in
 from .env import Course, Run, lay_out
 from .episodes import TASKS, load_task
 from .moderators import read_logistic
 from .pocket import (
-    HOLD, ModelModerator, Question, Student, load_pocket, need, pocket_messages, possible_order)
+    HOLD, ModelModerator, Question, Student, load_pocket, pocket_messages, possible_order, tokenized)
+from .prompts import trade_messages
 from .reward import BONUS_LIMIT, RewardWeights, reward_terms, trajectory_bonus
 from .specialists import RULE_ANALYSTS
 from .statistics import BASELINE_POLICIES, evaluate, paired_difference, summarise, verdict
 from .worlds import placebo_world, planted_world, silence
 
 if TYPE_CHECKING:
-    import pandas as pd
     from datasets import Dataset
     from matplotlib.figure import Figure
     from peft import LoraConfig
@@ -129,27 +135,42 @@ def random_orders(
                 for _, portfolio in questions]
     return rule_all
 
-# %% ../nbs/12_grpo.ipynb #7f57d0ec
+# %% ../nbs/12_grpo.ipynb #948b3078
+def draw(
+    rng: np.random.Generator,
+    size: int, # there are so many
+    count: int, # wanted; fewer come where there are fewer
+    chances: np.ndarray | None = None, # (size,) relative chance of each; None: all alike
+) -> np.ndarray: # numbers from 0 to size - 1, none of them twice
+    "Some of many, by chance."
+    if chances is None: return rng.permutation(size)[:count]
+    return rng.choice(size, min(count, np.count_nonzero(chances)), replace=False, p=chances / chances.sum())
+
+
 def mixed_starts(
     voted: Sequence[VotedEpisode], # what is traded
     policy: RuleAll | None, # the model as it is now; None leaves it out
     count: int, # states wanted
     rng: np.random.Generator,
     weights: RewardWeights = RewardWeights(), # what the reward is made of
-    policy_episodes: int = 32, # most episodes that the model plays, since it is the slowest
+    policy_episodes: int = 32, # most episodes that the model plays, since it is the slowest; 0 leaves it out
+    chances: np.ndarray | None = None, # (episodes,) relative chance of each; None: all alike
 ) -> list[Start]: # (count,)
     "States that rule moderators, random orders and the current model get into, shuffled."
     behaviours = [one_by_one(vote_mean), one_by_one(vote_mean_all_in), random_orders(rng), random_orders(rng)]
     groups = [visited(voted, behaviour, weights) for behaviour in behaviours]
-    if policy:
-        chosen = rng.permutation(len(voted))[:policy_episodes].tolist()
+    if policy and policy_episodes:
+        chosen = draw(rng, len(voted), policy_episodes, chances).tolist()
         played = visited([voted[place] for place in chosen], policy, weights)
         groups.append([start._replace(place=chosen[start.place]) for start in played])
-    drawn = [group[i] for group in groups for i in rng.permutation(len(group))[:math.ceil(count / len(groups))]]
+    share, drawn = math.ceil(count / len(groups)), []
+    for group in groups:
+        own = None if chances is None else chances[[start.place for start in group]]
+        drawn += [group[i] for i in draw(rng, len(group), share, own)]
     order = rng.permutation(len(drawn)).tolist()
     return [drawn[order[i % len(order)]] for i in range(count)]
 
-# %% ../nbs/12_grpo.ipynb #cd992157
+# %% ../nbs/12_grpo.ipynb #b0d2ca13
 Messages = Sequence[Mapping[str, Any]]
 MessagesOf = Callable[[Votes, Portfolio], Messages]
 
@@ -165,6 +186,16 @@ def run_at(
     return run
 
 
+def questions_at(
+    voted: Sequence[VotedEpisode], # what is traded
+    starts: Sequence[Start], # the states
+    weights: RewardWeights = RewardWeights(), # what the reward is made of
+) -> list[Question]: # votes and portfolio of each
+    "What there is to decide in each state."
+    courses = [lay_out(one.episode, one.timing, weights) for one in voted]
+    return [(voted[start.place].votes[start.step], run_at(courses[start.place], start).portfolio) for start in starts]
+
+
 def prompt_rows(
     voted: Sequence[VotedEpisode], # what is traded
     starts: Sequence[Start], # the states
@@ -172,20 +203,17 @@ def prompt_rows(
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> list[dict[str, Any]]: # prompt and the fields of the state
     "A question for each state, with the state beside it."
-    courses = [lay_out(one.episode, one.timing, weights) for one in voted]
-    asked = [(voted[start.place].votes[start.step], run_at(courses[start.place], start).portfolio) for start in starts]
+    asked = questions_at(voted, starts, weights)
     return [{'prompt': list(messages(*question)), **start._asdict()} for question, start in zip(asked, starts)]
 
-# %% ../nbs/12_grpo.ipynb #628d74c9
+# %% ../nbs/12_grpo.ipynb #e003a22a
 def check_lengths(
     rows: Sequence[Mapping[str, Any]], # prompts with their states
     tokenizer: Any, # tokenizer or processor with a chat template
     limit: int, # tokens
 ) -> int: # tokens of the longest prompt
     "The length of the longest prompt; a `StockerError` where one is over the limit."
-    tokenized = tokenizer.apply_chat_template(
-        [row['prompt'] for row in rows], add_generation_prompt=True, tokenize=True, return_dict=True)['input_ids']
-    lengths = [len(numbers) for numbers in tokenized]
+    lengths = [len(numbers) for numbers in tokenized(tokenizer, [row['prompt'] for row in rows])['input_ids']]
     if (longest := max(lengths)) <= limit: return longest
     at = rows[lengths.index(longest)]
     raise StockerError(f"the prompt of episode {at['place']}, decision {at['step']} has {longest} tokens, the limit is "
@@ -536,7 +564,45 @@ class Alarms:
                 return self.raised[-1]
         return None
 
-# %% ../nbs/12_grpo.ipynb #733cfa6c
+# %% ../nbs/12_grpo.ipynb #c01a80b5
+Chances = Callable[[float], np.ndarray] # progress, 0 to 1, to (episodes,) relative chances
+
+
+def voted_difficulty(
+    voted: Sequence[VotedEpisode], # episodes
+    weights: RewardWeights = RewardWeights(), # for its transaction cost
+) -> np.ndarray: # (episodes,) 0: a simple rule reaches the optimum, to 1 and above: none earns anything
+    "How far the best of the simple policies stays behind the optimum."
+    table = evaluate(BASELINE_POLICIES, voted, weights, progress=False)
+    returns = table.pivot(index='episode', columns='policy', values='return').loc[[one.episode.name for one in voted]]
+    best, limit = returns.drop(columns='optimum').max(axis=1).to_numpy(), returns['optimum'].to_numpy()
+    return np.divide(limit - best, limit, out=np.zeros(len(limit)), where=limit > 0)
+
+
+def voted_regimes(
+    voted: Sequence[VotedEpisode], # episodes
+) -> pd.DataFrame: # one row each: change, volatility, regime
+    "What kind of market each episode is."
+    return pd.concat([regimes(one.episode.market(one.timing).marks[None]) for one in voted], ignore_index=True)
+
+
+def curriculum_chances(
+    name: str, # one of CURRICULA
+    voted: Sequence[VotedEpisode], # training episodes
+    weights: RewardWeights = RewardWeights(), # what the reward is made of
+) -> Chances | None: # None: all alike, all the time
+    "A curriculum by name."
+    if name == 'none': return None
+    if name == 'easy first': return partial(easy_first, voted_difficulty(voted, weights))
+    if name == 'regimes':
+        chances = balanced_weights(voted_regimes(voted))
+        return lambda progress: chances
+    raise StockerError(f"unknown curriculum {name!r}: choose one of {', '.join(CURRICULA)}")
+
+
+CURRICULA: tuple[str, ...] = ('none', 'easy first', 'regimes')
+
+# %% ../nbs/12_grpo.ipynb #6058c02c
 class Questions:
     "The questions of a round, and how they are renewed."
 
@@ -548,9 +614,10 @@ class Questions:
         seed: int, # of the states
         weights: RewardWeights = RewardWeights(), # what the reward is made of
         policy_episodes: int = 32, # most episodes that the model plays before a round
+        chances: Chances | None = None, # how often each episode comes as training goes on; None: all alike
     ):
         self.voted, self.student, self.count, self.seed = voted, student, count, seed
-        self.weights, self.policy_episodes = weights, policy_episodes
+        self.weights, self.policy_episodes, self.chances = weights, policy_episodes, chances
         self.rows: list[dict[str, Any]] = []
 
     def __getstate__(self) -> dict: # by this the data set's library knows it
@@ -561,6 +628,7 @@ class Questions:
         self,
         number: int, # of the round, from 0
         moderator: ModelModerator, # the model as it is now
+        progress: float = 0.0, # how far training has come, 0 to 1
     ) -> None:
         "Collect states and write down the questions of a round; the same seed and model give the same."
         import torch
@@ -568,7 +636,7 @@ class Questions:
         with torch.random.fork_rng():
             torch.manual_seed(int(rng.integers(2**31)))
             starts = mixed_starts(self.voted, partial(moderator.rule_all, temperature=1.0), self.count, rng,
-                                  self.weights, self.policy_episodes)
+                                  self.weights, self.policy_episodes, self.chances and self.chances(progress))
         self.rows = prompt_rows(self.voted, starts, self.student.messages, self.weights)
         check_lengths(self.rows, self.student.tokenizer, self.student.longest_prompt)
 
@@ -581,17 +649,36 @@ class Questions:
             return {name: [row[name] for row in rows] for name in rows[0]}
         return Dataset.from_dict({'line': range(self.count)}).with_transform(lines)
 
-# %% ../nbs/12_grpo.ipynb #d4c9c6c0
+# %% ../nbs/12_grpo.ipynb #6568b0c5
+BRIEF_PROMPT = ('Seven analysts voted on a share. Answer with one JSON object: '
+                '{"side": "buy", "sell" or "hold", "quantity": number of shares}')
+
+
+def brief_messages(
+    votes: Votes, # by role
+    portfolio: Portfolio, # what there is to trade with
+) -> list[dict[str, str]]: # a system turn and a user turn
+    "What a chat model is asked where every token counts."
+    return [{'role': 'system', 'content': BRIEF_PROMPT}, *pocket_messages(votes, portfolio)]
+
+
+def brief_answer(
+    ruling: Ruling, # an order and its reason
+) -> str: # JSON
+    "An order without its reason."
+    return json.dumps({'side': ruling.action.side.value, 'quantity': ruling.action.quantity})
+
+
 def load_student(
     name: str, # 'pocket', 'smollm2', or a chat model: a name on the hub, or a folder
-    longest_answer: int = 96, # tokens, for models that write sentences
+    brief: bool = False, # ask chat models with `brief_messages`, for an answer without a reason
 ) -> Student:
     "A model that can be trained."
     if name == 'pocket': return load_pocket()
     from stocker.models import load_client, smollm2_client
-    from stocker.prompts import trade_messages
     client = smollm2_client() if name == 'smollm2' else load_client(name)
-    return Student(name, client.network, client.processor, trade_messages, longest_answer, 1024)
+    if brief: return Student(name, client.network, client.processor, brief_messages, 24, 256, brief_answer)
+    return Student(name, client.network, client.processor, trade_messages, 96, 1024)
 
 # %% ../nbs/12_grpo.ipynb #6226d95b
 def mean_reward(
@@ -602,7 +689,7 @@ def mean_reward(
     "How well a moderator does."
     return float(np.mean([run.total_reward for run in play_all(voted, rule_all, weights)]))
 
-# %% ../nbs/12_grpo.ipynb #4e3fd127
+# %% ../nbs/12_grpo.ipynb #0b1f8774
 def callback(
     **events: Callable[..., None], # by name, e.g. on_log; each gets the trainer's arguments, state and control
 ) -> 'TrainerCallback':
@@ -632,7 +719,8 @@ def rounds(
     "A callback that renews the questions before each round and scores the model after it."
     def on_epoch_begin(args: Any, state: Any, control: Any, **_: Any) -> None:
         "Fill the questions of the round that begins."
-        questions.fill(round(state.epoch or 0), moderator)
+        number = round(state.epoch or 0)
+        questions.fill(number, moderator, min(1.0, number / max(1, args.num_train_epochs - 1)))
 
     def on_epoch_end(args: Any, state: Any, control: Any, **_: Any) -> None:
         "Score the model; the checkpoint is written just after this."
@@ -671,8 +759,9 @@ def make_trainer(
         if part.requires_grad: part.data = part.data.float() # half of a number is too little to add small steps to
     return trainer
 
-# %% ../nbs/12_grpo.ipynb #fc0a0ec7
-ADAPTER = 'moderator-lora'
+# %% ../nbs/12_grpo.ipynb #51237bff
+ADAPTER, WARM_START = 'moderator-lora', 'warm-start'
+QUESTION_FORM = 'question_form.json' # beside an adapter: the function that asked its questions
 
 
 def load_weights(
@@ -700,9 +789,23 @@ def load_trained(
     from peft import LoraConfig, get_peft_model
     if not (Path(folder)/'adapter_config.json').is_file():
         raise StockerError(f'{folder}: there is no adapter here (adapter_config.json is missing)')
-    model = get_peft_model(student.model, LoraConfig.from_pretrained(folder))
+    settings = LoraConfig.from_pretrained(folder)
+    settings.base_model_name_or_path = student.model.name_or_path # where it lies on this machine
+    model = get_peft_model(student.model, settings)
     load_weights(model, folder)
     return model.eval()
+
+
+def trained_moderator(
+    folder: str | Path, # an adapter, as `train` wrote it
+) -> ModelModerator: # on the model that the adapter names, asked as it was in training
+    "A trained moderator from its files."
+    names = {name: Path(folder)/name for name in ('adapter_config.json', QUESTION_FORM)}
+    for name, file in names.items():
+        if not file.is_file(): raise StockerError(f'{folder}: there is no trained moderator here ({name} is missing)')
+    settings, form = (json.loads(file.read_text(encoding='utf-8')) for file in names.values())
+    student = load_student(settings['base_model_name_or_path'], brief=form['messages'] == 'brief_messages')
+    return student.moderator(load_trained(folder, student))
 
 
 def save_trained(
@@ -716,9 +819,10 @@ def save_trained(
     model.save_pretrained(folder, save_embedding_layers=False)
     settings = json.loads((folder/'adapter_config.json').read_text())
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
+    write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
 
-# %% ../nbs/12_grpo.ipynb #f5690abb
+# %% ../nbs/12_grpo.ipynb #cb9b1f56
 def data_record(
     voted: Sequence[VotedEpisode], # episodes
 ) -> dict[str, Any]: # counts and dates, and a digest of the names
@@ -745,6 +849,7 @@ def model_card(
     record: Mapping[str, Any], # of a run
 ) -> str: # markdown
     "The card of an adapter."
+    warm = f"after a warm start with {record['lessons']} answers of the vote mean, " if record['lessons'] else ''
     scores = '\n'.join(f'| {step} | {score:+.3f} |' for step, score in record['scores'].items())
     ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
     return f"""---
@@ -754,8 +859,9 @@ tags: [stocker, grpo, lora]
 ---
 # A moderator for a council of seven analysts
 
-A LoRA adapter for `{record['model']}`, trained with GRPO (`trl.GRPOTrainer`) by Stocker. It reads seven votes and a
-portfolio and answers with an order as JSON. It is made for research and teaching, and is no advice to trade.
+A LoRA adapter for `{record['model']}`, {warm}trained with GRPO (`trl.GRPOTrainer`) by Stocker.
+It reads seven votes and a portfolio and answers with an order as JSON. It is made for research and teaching, and is no
+advice to trade.
 
 - Trained on {data_words(record['training'])}.
 - Checkpoint chosen on {data_words(record['validation'])}. Test episodes were not used.
@@ -769,7 +875,7 @@ Mean total reward on the validation episodes, by step; step {record['best_step']
 {scores}
 """
 
-# %% ../nbs/12_grpo.ipynb #285f4bdd
+# %% ../nbs/12_grpo.ipynb #7d297916
 @dataclass(frozen=True, eq=False)
 class Trained:
     "A trained moderator and the record of its training."
@@ -784,13 +890,30 @@ class Trained:
         "The trained model as a moderator."
         return self.student.moderator(self.model)
 
+    def remembered(
+        self,
+        voted: Sequence[VotedEpisode], # what is traded
+        weights: RewardWeights = RewardWeights(), # what the reward is made of
+    ) -> Moderator: # for these episodes only
+        "What the model rules with the weights that it has at this moment."
+        return remembered(voted, self.moderator.rule_all, weights)
+
 
 def last_checkpoint(
     folder: Path, # of checkpoints
 ) -> Path | None: # None where there is none to go on from
-    "The latest checkpoint that was written to its end."
-    whole = [path.parent for path in folder.glob('checkpoint-*/trainer_state.json')]
+    "The latest checkpoint that was written to its end: its state is written last, and can be read."
+    whole = [path.parent for path in folder.glob('checkpoint-*/trainer_state.json') if readable(path)]
     return max(whole, key=lambda path: int(path.name.split('-')[1]), default=None)
+
+
+def readable(
+    path: Path, # a JSON file
+) -> bool:
+    "Whether a file is JSON from its beginning to its end."
+    try: json.loads(path.read_text(encoding='utf-8'))
+    except ValueError: return False
+    return True
 
 
 def earlier_scores(
@@ -801,7 +924,7 @@ def earlier_scores(
     known = {int(step): score for step, score in json.loads(file.read_text()).items()}
     return {step: score for step, score in known.items() if step <= int(checkpoint.name.split('-')[1])}
 
-# %% ../nbs/12_grpo.ipynb #fc937e9a
+# %% ../nbs/12_grpo.ipynb #ebf2c92e
 def keep_best(
     trainer: Any, # after training
     scores: Mapping[int, float], # validation score by step
@@ -823,7 +946,7 @@ def run_record(
     student: Student, # who was trained
     reward: CreditReward, # the reward function
     validation: Sequence[VotedEpisode], # episodes that chose the checkpoint
-    **more: Any, # scores, best_step, seconds, alarms
+    **more: Any, # scores, best_step, seconds, alarms, lessons, curriculum
 ) -> dict[str, Any]: # plain values
     "All that is to be known about a run."
     settings = trainer.args
@@ -838,7 +961,64 @@ def run_record(
             'answers_a_step': settings.generation_batch_size, 'device': trainer.model.device.type,
             'reward_seconds': reward.seconds, **more, 'log': log}
 
-# %% ../nbs/12_grpo.ipynb #7d9cc452
+# %% ../nbs/12_grpo.ipynb #ece63bdb
+def lesson_rows(
+    voted: Sequence[VotedEpisode], # training episodes
+    count: int, # lessons wanted
+    student: Student, # who is taught: how it is asked, and how it speaks
+    seed: int = 0, # of the states
+) -> list[dict[str, list[dict[str, str]]]]: # prompt and completion, each a conversation
+    "Questions that rules and chance get into, each with the answer of the vote mean."
+    starts = mixed_starts(voted, None, count, np.random.default_rng([seed, count]))
+    return [{'prompt': list(student.messages(*question)),
+             'completion': [{'role': 'assistant', 'content': student.say(vote_mean(*question))}]}
+            for question in questions_at(voted, starts)]
+
+
+def imitate(
+    model: Any, # a `PeftModel` of the student; its adapter is changed
+    student: Student, # who is taught
+    rows: Sequence[Mapping[str, Any]], # from `lesson_rows`
+    seed: int = 0, # of the order
+    **changes: Any, # fields of `trl.SFTConfig`
+) -> list[float]: # loss of each step, nats a token
+    "Teach a model to answer like its lessons."
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = SFTConfig(**{
+            'output_dir': scratch, 'save_strategy': 'no', 'report_to': [], 'logging_steps': 1, 'seed': seed,
+            'per_device_train_batch_size': 4, 'learning_rate': 1e-3, 'num_train_epochs': 1, 'max_length': None,
+            'lr_scheduler_type': 'cosine', 'warmup_steps': 2, 'gradient_checkpointing': model.device.type != 'cpu',
+            'dataloader_pin_memory': model.device.type != 'cpu', **precision(), **changes})
+        trainer = SFTTrainer(model=model, args=settings, train_dataset=Dataset.from_list(list(rows)),
+                             processing_class=student.tokenizer)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return [line['loss'] for line in trainer.state.log_history if 'loss' in line]
+
+
+def warm_start(
+    model: Any, # a `PeftModel` of the student; its adapter is changed
+    student: Student, # who is taught
+    voted: Sequence[VotedEpisode], # training episodes
+    lessons: int, # how many
+    folder: Path, # for the adapter; is made
+    seed: int = 0, # of the lessons
+    resume: bool = False, # take the adapter that is there
+) -> None:
+    "Imitate the vote mean, and write down the adapter as it is then."
+    if not (resume and folder.is_dir()):
+        losses = imitate(model, student, lesson_rows(voted, lessons, student, seed), seed)
+        card = f'# A warm start for `{student.name}`\n\n{lessons} answers of the vote mean, loss {losses[-1]:.3f}.\n'
+        half = folder.with_name(f'{folder.name}.half')
+        save_trained(model, student, half, card)
+        if folder.is_dir(): shutil.rmtree(folder)
+        half.rename(folder)
+    load_weights(model, folder)
+
+# %% ../nbs/12_grpo.ipynb #d20375eb
 def train(
     model: str, # 'pocket', 'smollm2', or a chat model: a name on the hub, or a folder
     episodes: Sequence[VotedEpisode], # to train on
@@ -854,6 +1034,9 @@ def train(
     lora: Mapping[str, Any] = MappingProxyType({}), # fields of `lora_settings`
     policy_episodes: int = 32, # most episodes that the model plays before a round
     student: Student | None = None, # a model of your own; `model` is then only its name
+    brief: bool = False, # ask a chat model with `brief_messages`
+    lessons: int = 0, # answers of the vote mean to imitate first, for a model that does not speak the format
+    curriculum: str = 'none', # one of CURRICULA
     **changes: Any, # fields of `trl.GRPOConfig`
 ) -> Trained:
     "Train a moderator with GRPO, keep the checkpoint that did best in validation, and write it with its record."
@@ -864,23 +1047,28 @@ def train(
     reward = CreditReward(episodes, credit, horizon, weights, beside_holding=True)
     changes = {**(POCKET_SETTINGS if model == 'pocket' else {}), **changes}
     prompts = prompts or (960 if model == 'pocket' else 256)
-    settings = grpo_settings(out/'checkpoints', changes.pop('longest_answer', 128), seed, **changes)
-    student = student or load_student(model)
+    longest_answer = changes.pop('longest_answer', None)
+    settings = grpo_settings(out/'checkpoints', longest_answer or 128, seed, **changes)
+    student = student or load_student(model, brief=brief)
+    student = replace(student, longest_answer=longest_answer or student.longest_answer)
     settings.max_completion_length = student.longest_answer
-    questions = Questions(episodes, student, prompts, seed, weights, policy_episodes)
+    chances = curriculum_chances(curriculum, episodes, weights)
+    questions = Questions(episodes, student, prompts, seed, weights, policy_episodes, chances)
     trainer = make_trainer(student, settings, reward, questions, lora)
+    if lessons: warm_start(trainer.model, student, episodes, lessons, out/WARM_START, seed, resume)
     moderator, checkpoint = student.moderator(trainer.model), last_checkpoint(out/'checkpoints') if resume else None
     reward.policy, scores = moderator.rule_all, earlier_scores(checkpoint)
     trainer.add_callback(watch(alarms))
     trainer.add_callback(rounds(questions, moderator, validation, scores))
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     record = run_record(trainer, student, reward, validation, scores=scores, best_step=keep_best(trainer, scores),
-                        seconds=time.perf_counter() - begin, alarms=alarms.raised)
+                        seconds=time.perf_counter() - begin, alarms=alarms.raised, lessons=lessons,
+                        curriculum=curriculum)
     write_json(out/'run.json', record)
     save_trained(trainer.model, student, out/ADAPTER, model_card(record))
     return Trained(student, trainer.model.eval(), record, out)
 
-# %% ../nbs/12_grpo.ipynb #6d1afff3
+# %% ../nbs/12_grpo.ipynb #a0cac429
 @dataclass(frozen=True, eq=False)
 class Splits:
     "Episodes to train on, to choose on, and to be judged on."
@@ -888,6 +1076,14 @@ class Splits:
     training: tuple[VotedEpisode, ...]
     validation: tuple[VotedEpisode, ...]
     tests: Mapping[str, tuple[VotedEpisode, ...]] # by name
+
+    def fewer(
+        self,
+        count: int, # most episodes to choose on, and in each test
+    ) -> 'Splits':
+        "The first of the episodes that are played and not trained on, for models that take long."
+        return Splits(self.training, self.validation[:count],
+                      {name: voted[:count] for name, voted in self.tests.items()})
 
 
 def control_splits(
@@ -922,13 +1118,19 @@ def corpus_splits(
     progress: bool = False, # show a bar while the votes are collected
 ) -> Splits:
     "Real episodes with the votes of the rule analysts."
-    chosen = {split: spread_out(load_corpus(split), count) for split, count in (
-        ('training', training), ('validation', validation), ('test', test))}
+    kept_apart = load_corpus('embargo')
+    corpora = {'training': (load_corpus('training'), training), 'validation': (load_corpus('validation'), validation),
+               'years of the tasks': (kept_apart.choose(kept_apart.index['first'] >= YEARS_OF_THE_TASKS), test),
+               'test': (load_corpus('test'), test)}
+    chosen = {name: spread_out(corpus, count) for name, (corpus, count) in corpora.items()}
     chosen['tasks'] = [load_task(task) for task in TASKS]
     bar = tqdm(chosen.items(), 'votes', delay=2, disable=not progress)
     voted = {split: tuple(collect_votes(RULE_ANALYSTS, episode, timing) for episode in episodes)
              for split, episodes in bar}
     return Splits(voted.pop('training'), voted['validation'], voted)
+
+
+YEARS_OF_THE_TASKS = '2022-09-01' # two months after the last validation episode; until the test begins
 
 
 def load_splits(
@@ -941,7 +1143,7 @@ def load_splits(
     if name == 'corpus': return corpus_splits(timing)
     raise StockerError(f"unknown episodes {name!r}: choose one of planted, placebo, corpus")
 
-# %% ../nbs/12_grpo.ipynb #3b7a25d9
+# %% ../nbs/12_grpo.ipynb #7276ae6e
 def remembered(
     voted: Sequence[VotedEpisode], # what is traded
     rule_all: RuleAll, # who decides
@@ -957,21 +1159,37 @@ def judge(
     trained: Trained, # after training
     splits: Splits, # of which the tests are played
     weights: RewardWeights = RewardWeights(), # what the reward is made of
-) -> 'dict[str, pd.DataFrame]': # by the name of the test; also written to evaluation.json beside the run
-    "Before and after, beside the baselines."
-    tables = {}
+) -> dict[str, pd.DataFrame]: # by the name of the test; also written to evaluation.json beside the run
+    "Before and after, beside the baselines; in between the warm start, where there was one."
+    tables, stages = {}, {}
     for name, voted in splits.tests.items():
-        after = remembered(voted, trained.moderator.rule_all, weights)
-        with trained.model.disable_adapter(): before = remembered(voted, trained.moderator.rule_all, weights)
-        policies = {'before': before, 'after': after, **BASELINE_POLICIES, 'logistic': read_logistic()}
+        with trained.model.disable_adapter(): stages[name] = {'before': trained.remembered(voted, weights)}
+    if (trained.folder/WARM_START).is_dir():
+        load_weights(trained.model, trained.folder/WARM_START)
+        for name, voted in splits.tests.items(): stages[name]['warm start'] = trained.remembered(voted, weights)
+        load_weights(trained.model, trained.folder/ADAPTER)
+    for name, voted in splits.tests.items():
+        after = trained.remembered(voted, weights)
+        policies = {**stages[name], 'after': after, **BASELINE_POLICIES, 'logistic': read_logistic()}
         tables[name] = evaluate(policies, voted, weights, random_like=['after'], progress=False)
-    write_json(trained.folder/EVALUATION, {name: table.to_dict('records') for name, table in tables.items()})
+    write_tables(trained.folder/EVALUATION, tables)
     return tables
+
+
+def write_tables(
+    path: Path, # a .json file
+    tables: Mapping[str, pd.DataFrame], # by name
+) -> None:
+    "Write tables as JSON with a line for each row, whole or not at all."
+    parts = [f'{json.dumps(name)}: [\n' + ',\n'.join(json.dumps(plain(row)) for row in table.to_dict('records')) + '\n]'
+             for name, table in tables.items()]
+    with write_atomically(path) as temporary:
+        temporary.write_text('{\n' + ',\n'.join(parts) + '\n}\n', encoding='utf-8')
 
 
 EVALUATION = 'evaluation.json' # beside run.json: by test, one row for each policy and episode
 
-# %% ../nbs/12_grpo.ipynb #cc7701be
+# %% ../nbs/12_grpo.ipynb #f635dfcc
 def run_groups(
     folder: str | Path, # with a folder for each run
 ) -> dict[str, list[dict[str, Any]]]: # by what they have in common: their records, by seed
@@ -989,26 +1207,25 @@ def run_groups(
 def joint_table(
     records: Sequence[Mapping[str, Any]], # of runs that differ in their seed only
     test: str, # name of a test
-) -> 'pd.DataFrame': # one row for each policy and episode; where the seeds share episodes, policies carry the seed
+) -> pd.DataFrame: # one row for each policy and episode; where the seeds share episodes, policies carry the seed
     "The evaluation of several seeds."
-    import pandas as pd
     tables = [pd.DataFrame(record['evaluation'][test]) for record in records]
     if len(tables) > 1 and set(tables[0]['episode']) & set(tables[1]['episode']):
         for record, table in zip(records, tables):
-            own = table['policy'].isin(['after', 'random like after'])
+            own = table['policy'].isin(['warm start', 'after', 'random like after'])
             table.loc[own, 'policy'] += f" seed {record['seed']}"
     return pd.concat(tables).drop_duplicates(['episode', 'timing', 'policy'])
 
 
 def seeds_of(
-    table: 'pd.DataFrame', # from `joint_table`
+    table: pd.DataFrame, # from `joint_table`
     policy: str, # e.g. 'after'
 ) -> list[str]: # the names under which its seeds stand in the table
     "A policy and its seeds."
     return [name for name in dict.fromkeys(table['policy']) if name == policy or name.startswith(f'{policy} seed ')]
 
-# %% ../nbs/12_grpo.ipynb #ed1767f2
-RIVALS: tuple[str, ...] = ('before', 'vote mean', 'hold', 'buy and hold', 'random like after')
+# %% ../nbs/12_grpo.ipynb #16de9e03
+RIVALS: tuple[str, ...] = ('before', 'warm start', 'vote mean', 'hold', 'buy and hold', 'random like after')
 
 
 def test_part(
@@ -1018,17 +1235,17 @@ def test_part(
     "One test in a table and in words."
     table = joint_table(records, test)
     after, means = seeds_of(table, 'after'), summarise(table)
+    pairs = [(rival, 'total_reward') for rival in RIVALS if seeds_of(table, rival)]
+    pairs.append(('vote mean', 'return_before_fees'))
     lines = [f'| {name} | ' + ' | '.join(f'{row[column]:+.3f}' for column in SHOWN) + f" | {row['unreadable']:.1%} |"
              for name, row in means.iterrows()]
-    found = []
-    for rival in RIVALS:
-        others = seeds_of(table, rival)
-        found.append(paired_difference(table, after, others, level=1 - 0.05 / len(RIVALS)))
+    found = [paired_difference(table, after, seeds_of(table, rival), column, level=1 - 0.05 / len(pairs))
+             for rival, column in pairs]
     return '\n'.join([f'#### {test}', '', '| policy | ' + ' | '.join(SHOWN) + ' | unreadable |',
                       '|' + '---|' * (len(SHOWN) + 2), *lines, '', *(f'- {verdict(one)}' for one in found), ''])
 
 
-SHOWN: tuple[str, ...] = ('total_reward', 'return', 'max_drawdown', 'exposure', 'turnover')
+SHOWN: tuple[str, ...] = ('total_reward', 'return', 'return_before_fees', 'max_drawdown', 'exposure', 'turnover')
 
 
 def curve_figure(
@@ -1051,21 +1268,24 @@ def curve_figure(
     figure.suptitle(title, x=0.01, ha='left', fontsize=10)
     return figure
 
-# %% ../nbs/12_grpo.ipynb #dae36a45
+# %% ../nbs/12_grpo.ipynb #f41c5989
 def run_part(
     name: str, # of the group
     records: Sequence[Mapping[str, Any]], # of runs that differ in their seed only
     picture: str, # file name of their curves
 ) -> str: # markdown
     "What is said about a group of runs."
-    first, seconds = records[0], [record['seconds'] for record in records]
+    first, seconds = records[0], [f"{record['seconds']:.0f}" for record in records]
+    taken = ' to '.join(dict.fromkeys([min(seconds, key=int), max(seconds, key=int)]))
     credit = first['credit'] + (f", {first['horizon']} decisions" if first['credit'] == 'horizon' else '')
     alarms = [f"- Alarm, seed {record['seed']}: {alarm}." for record in records for alarm in record['alarms']]
     return '\n'.join([
         f'## {name}', '', f"Model `{first['model']}`, {len(records)} seed{'s' if len(records) > 1 else ''} "
         f"({', '.join(str(record['seed']) for record in records)}), credit {credit}, {first['steps']} steps of "
-        f"{first['answers_a_step']} answers, {min(seconds):.0f} to {max(seconds):.0f} s each on {first['device']}.", '',
+        f"{first['answers_a_step']} answers, {taken} s on {first['device']}.", '',
         f"Trained on {data_words(first['training'])}. Checkpoint chosen on {data_words(first['validation'])}.", '',
+        *([f"Warm start: {first['lessons']} answers of the vote mean.", ''] if first['lessons'] else []),
+        *([f"Curriculum: {first['curriculum']}.", ''] if first['curriculum'] != 'none' else []),
         *alarms, *([''] if alarms else []), f'![Curves of {name}]({picture})', '',
         *(test_part(records, test) for test in first['evaluation'])])
 
@@ -1092,6 +1312,7 @@ RESULTS_HEAD = """# Results of training
 
 Written by `stocker results` from the records of the runs beside this page; nothing in it was typed in.
 Every policy traded the same episodes with the same votes. Differences are means over episodes with intervals from a
-paired bootstrap of blocks of time; the five comparisons of a test share a level of 95 %. `before` is the model without
-its adapter, `random like after` has the habits of the trained model and random timing, `optimum` is hindsight.
+paired bootstrap of blocks of time; all comparisons of a test together have a level of 95 %. `before` is the model
+without its adapter, `random like after` has the habits of the trained model and random timing, `optimum` is hindsight.
+The return before fees has the fees added back: it tells an edge from trading less.
 """

@@ -12,9 +12,9 @@ __all__ = ['Messages', 'NO_ANSWER', 'MEND_RECORDING', 'RECORD_IT', 'FINISHED_BAD
            'parsed_json', 'token_count', 'read_completion', 'retry_after', 'next_wait', 'Attempt', 'refused_attempt',
            'late_attempt', 'failed_attempt', 'attempt', 'patient_attempt', 'background_loop', 'settled', 'as_they_come',
            'is_this_machine', 'Connection', 'connect', 'check_attempt', 'attempt_with_schema', 'Usage', 'answer_one',
-           'need_openai', 'OpenAIClient']
+           'OpenAIClient']
 
-# %% ../nbs/07_llm.ipynb #75c2e183
+# %% ../nbs/07_llm.ipynb #72548a71
 import asyncio
 import hashlib
 import json
@@ -36,7 +36,7 @@ from pydantic import ValidationError
 
 from .answers import answer_text
 from .core import (
-    DataError, Frozen, StockerError, canonical_json, digest, plain, secret, write_atomically)
+    DataError, Frozen, StockerError, canonical_json, digest, need, plain, secret, write_atomically)
 
 # %% ../nbs/07_llm.ipynb #10c8724a
 Messages = Sequence[Mapping[str, Any]]
@@ -739,14 +739,7 @@ async def answer_one(
     client.usage.add(last.reply)
     return last.reply
 
-# %% ../nbs/07_llm.ipynb #89929df9
-def need_openai() -> None:
-    "A `StockerError` where the library for endpoints is missing."
-    try: import openai  # noqa: F401
-    except ImportError:
-        raise StockerError("endpoints need the package openai; install it with pip install 'stocker[llm]'") from None
-
-# %% ../nbs/07_llm.ipynb #bed690a0
+# %% ../nbs/07_llm.ipynb #560c9ea8
 class OpenAIClient:
     "Any server that speaks the OpenAI protocol: vLLM, Ollama, llama.cpp, Hugging Face."
 
@@ -787,5 +780,5 @@ class OpenAIClient:
         adapter: str = 'base', # 'base', or the name of a trained adapter
     ) -> Iterator[tuple[int, Reply]]: # position in `conversations`, and the reply to it
         "The replies as they come, at most `concurrency` of them under way."
-        need_openai()
+        need('openai', 'llm')
         yield from as_they_come([answer_one(self, messages, schema, adapter) for messages in conversations])

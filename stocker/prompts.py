@@ -517,7 +517,7 @@ def ruling_of(
     if isinstance(answer, TradeAnswer): return Ruling(answer.action, answer.rationale, said=reply.text)
     return Ruling(NO_TRADE, answer.reason, unreadable=True, said=reply.text)
 
-# %% ../nbs/09_prompts.ipynb #43ea6e63
+# %% ../nbs/09_prompts.ipynb #4e7ebc53
 @dataclass(frozen=True)
 class LanguageModerator:
     "A language model that merges the votes."
@@ -535,6 +535,8 @@ class LanguageModerator:
         if not hasattr(client, 'load_adapter'):
             raise StockerError(f'{type(client).__name__} cannot load {path}: only a model in this process can; '
                                'an endpoint has to be started with the adapter, and is asked for it by name')
+        if (form := Path(path)/'question_form.json').is_file() and 'trade_messages' not in form.read_text('utf-8'):
+            raise StockerError(f'{path} was trained on another form of question: load it with grpo.trained_moderator')
         client.load_adapter(path, name)
         return LanguageModerator(client, name)
 

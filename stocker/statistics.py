@@ -87,18 +87,20 @@ def play_policies(
     return {name: runs[name] if name in runs else moderate_episode(voted, policy, weights)
             for name, policy in policies.items()}
 
-# %% ../nbs/10_statistics.ipynb #b78aab76
+# %% ../nbs/10_statistics.ipynb #3ce27369
 def run_row(
     voted: VotedEpisode, # what was traded
     run: Moderated, # how
+    transaction_cost: float = RewardWeights().transaction_cost, # fee as a fraction of what is traded
 ) -> dict[str, Any]: # figures by name
     "A run in figures."
     episode, market = voted.episode, voted.episode.market(voted.timing)
     judged = performance(run.values, episode.starting_cash)
     held = np.cumsum(run.traded) * market.marks
-    return {'total_reward': run.total_reward, 'return': judged.total_return, 'max_drawdown': judged.max_drawdown,
-            'exposure': float(np.mean(held / run.values)),
-            'turnover': float(np.abs(run.traded) @ market.fills) / episode.starting_cash,
+    turnover = float(np.abs(run.traded) @ market.fills) / episode.starting_cash
+    return {'total_reward': run.total_reward, 'return': judged.total_return,
+            'return_before_fees': judged.total_return + turnover * transaction_cost,
+            'max_drawdown': judged.max_drawdown, 'exposure': float(np.mean(held / run.values)), 'turnover': turnover,
             'trades': int(np.count_nonzero(run.traded)), 'invalid': float(run.invalid.mean()),
             'unreadable': float(np.mean([ruling.unreadable for ruling in run.rulings])) if run.rulings else 0.0,
             'sharpe': judged.sharpe, 'note': judged.note}
@@ -122,7 +124,7 @@ def rotated_orders(
         cash, shares, _ = fill_batch(cash, shares, orders[t], price, transaction_cost)
     return orders
 
-# %% ../nbs/10_statistics.ipynb #b365fc3c
+# %% ../nbs/10_statistics.ipynb #c84f1b0c
 def random_row(
     voted: VotedEpisode, # what was traded
     run: Moderated, # the policy's run
@@ -134,11 +136,11 @@ def random_row(
     steps = len(run.traded)
     shifts = 1 + rng.permutation(steps - 1)[:draws]
     orders = rotated_orders(voted, run, shifts, weights.transaction_cost)
-    rows = [run_row(voted, other) for other in play_orders_of(voted, orders, weights)]
+    rows = [run_row(voted, other, weights.transaction_cost) for other in play_orders_of(voted, orders, weights)]
     numbers = pd.DataFrame(rows).drop(columns=['sharpe', 'note']).mean().to_dict()
     return {**numbers, 'sharpe': None, 'note': f'mean of {len(rows)} random times'}
 
-# %% ../nbs/10_statistics.ipynb #a026b10a
+# %% ../nbs/10_statistics.ipynb #8c8ed533
 def episode_rows(
     policies: Mapping[str, Policy], # by name
     voted: VotedEpisode, # what is traded
@@ -152,7 +154,7 @@ def episode_rows(
     head = {'episode': episode.name, 'ticker': episode.ticker, 'timing': voted.timing.value,
             'first': episode.dates[0], 'last': episode.dates[-1]}
     runs = play_policies(policies, voted, weights)
-    rows = [{**head, 'policy': name, **run_row(voted, run)} for name, run in runs.items()]
+    rows = [{**head, 'policy': name, **run_row(voted, run, weights.transaction_cost)} for name, run in runs.items()]
     return rows + [{**head, 'policy': f'random like {name}', **random_row(voted, runs[name], weights, draws, rng)}
                    for name in random_like]
 
@@ -174,13 +176,14 @@ def evaluate(
     rows = [row for voted in bar for row in episode_rows(policies, voted, weights, random_like, draws, rng)]
     return pd.DataFrame(rows)
 
-# %% ../nbs/10_statistics.ipynb #f617bdcd
+# %% ../nbs/10_statistics.ipynb #da92290a
 def summarise(
     table: pd.DataFrame, # from `evaluate`
 ) -> pd.DataFrame: # one row a policy, and a clock if there are two: the mean of every figure, and the episodes counted
     "The means over episodes."
     grouped = table.groupby(['policy', 'timing'] if table['timing'].nunique() > 1 else 'policy', sort=False)
-    figures = ['total_reward', 'return', 'max_drawdown', 'exposure', 'turnover', 'trades', 'invalid', 'unreadable']
+    figures = ['total_reward', 'return', 'return_before_fees', 'max_drawdown', 'exposure', 'turnover', 'trades',
+               'invalid', 'unreadable']
     return grouped[figures].mean().assign(episodes=grouped['episode'].size())
 
 # %% ../nbs/10_statistics.ipynb #7980fbf5

@@ -6,28 +6,32 @@
 __all__ = ['FAULTS_SHOWN', 'CHANGES', 'INVENTED', 'AUDIT_PORTFOLIO', 'Observer', 'Look', 'EVERY_DAY', 'FEES', 'ROUNDING', 'Fill',
            'SHAPES', 'WAYS', 'TRACE_PROGRAM', 'MADE_UP', 'OTHER_NAME', 'YEARS_BACK', 'NUMBER_ROLES', 'ARMS',
            'NOISE_ARM', 'CLOSE_ENOUGH', 'CODE_CALLS', 'CODE_MODULES', 'CODE_SETTINGS', 'OWN_CHILDREN', 'HOSTILE_NAMES',
-           'MARK', 'HOSTILE_TEXTS', 'INSTRUCTIONS', 'FENCE_PARTS', 'WEIGHT_FILES', 'BUILD_PROGRAM', 'Check', 'CHECKS',
-           'FULL_CHECKS', 'Result', 'audit_table', 'last_moment', 'later_rows', 'released_at', 'later_facts',
-           'without_future', 'everything_seen', 'chart_seen', 'leaks', 'some_of', 'leak_check', 'check_tasks',
-           'check_corpus', 'check_charts', 'random_fill', 'fill_fault', 'check_fills', 'odd_episode', 'Played',
-           'play_orders', 'play_scripted', 'batched', 'replayed', 'resumed', 'run_faults', 'check_runs',
-           'best_by_search', 'optimum_faults', 'check_optimum', 'fee_faults', 'check_fees', 'trace_digest',
-           'check_processes', 'delayed', 'check_threads', 'Disguise', 'moved', 'mirrored_return', 'mirrored_bars',
-           'mirrored_look', 'disguised', 'side_of', 'arm_sides', 'remembering_client', 'reading_client', 'Probe',
-           'probe_messages', 'recall_probes', 'said_direction', 'said_close', 'beyond_chance', 'Memory', 'changed',
-           'recalled', 'audit_memory', 'check_memory', 'sample_of', 'result_label', 'dangers', 'own_sources',
-           'check_sources', 'path_fault', 'path_makers', 'check_paths', 'MarkFinder', 'hostile_run', 'report_page',
-           'check_pages', 'instructed', 'numbers_of', 'check_headlines', 'injection_effect', 'fence_fault',
-           'check_fence', 'default_host', 'check_server', 'check_weights', 'killed', 'cached_council', 'fill_cache',
-           'contents', 'check_killed_cache', 'write_forever', 'kill_writers', 'check_killed_writers', 'failing_disk',
-           'disk_faults', 'check_disk', 'check_shared_cache', 'built', 'check_killed_build', 'train_pocket',
-           'check_training', 'checks_of', 'audit']
+           'MARK', 'HOSTILE_TEXTS', 'INSTRUCTIONS', 'TEXTS', 'FENCE_PARTS', 'WEIGHT_FILES', 'JUMPS', 'Asking',
+           'BUILD_PROGRAM', 'LEARNED', 'TRAINING_PROGRAM', 'Check', 'CHECKS', 'FULL_CHECKS', 'Result', 'audit_table',
+           'last_moment', 'later_rows', 'released_at', 'later_facts', 'without_future', 'everything_seen', 'chart_seen',
+           'leaks', 'some_of', 'leak_check', 'check_tasks', 'check_corpus', 'check_charts', 'random_fill', 'fill_fault',
+           'check_fills', 'odd_episode', 'Played', 'play_orders', 'play_scripted', 'batched', 'replayed', 'resumed',
+           'run_faults', 'check_runs', 'best_by_search', 'optimum_faults', 'check_optimum', 'fee_faults', 'check_fees',
+           'trace_digest', 'check_processes', 'delayed', 'check_threads', 'Disguise', 'moved', 'mirrored_return',
+           'mirrored_bars', 'mirrored_look', 'disguised', 'side_of', 'arm_sides', 'remembering_client',
+           'reading_client', 'Probe', 'probe_messages', 'recall_probes', 'said_direction', 'said_close',
+           'beyond_chance', 'Memory', 'changed', 'recalled', 'audit_memory', 'check_memory', 'sample_of',
+           'result_label', 'dangers', 'own_sources', 'check_sources', 'path_fault', 'path_makers', 'check_paths',
+           'MarkFinder', 'hostile_run', 'report_page', 'check_pages', 'instructed', 'numbers_of', 'check_headlines',
+           'injection_effect', 'order_effect', 'fence_fault', 'check_fence', 'default_host', 'check_server',
+           'check_weights', 'killed', 'cached_council', 'fill_cache', 'contents', 'wrong_times', 'check_killed_cache',
+           'write_forever', 'kill_writers', 'check_killed_writers', 'check_killed_sweep', 'failing_disk', 'disk_faults',
+           'check_disk', 'check_shared_cache', 'jumping_clock', 'clock_cache_faults', 'clock_council_faults',
+           'clock_server_faults', 'check_clock', 'built', 'check_killed_build', 'learned', 'damaged', 'finished',
+           'kill_trainings', 'train_on', 'check_killed_training', 'train_pocket', 'check_training', 'checks_of',
+           'audit']
 
-# %% ../nbs/17_trust.ipynb #e6cd9d11
+# %% ../nbs/17_trust.ipynb #f0b835b5
 import ast
 import errno
 import hashlib
 import html
+import json
 import multiprocessing
 import os
 import re
@@ -50,9 +54,9 @@ from ipaddress import ip_address
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
-# %% ../nbs/17_trust.ipynb #a555f67f
+# %% ../nbs/17_trust.ipynb #55a00af0
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
@@ -65,7 +69,7 @@ from .core import (
     ROLES, SIDES, Abstention, Bar, ForumPost, Headline, MacroEvent, MarketObservation, Portfolio, Ruling, StockerError,
     Timing, TradeAction, Vote, Votes, canonical_json, data_path, file_stem, package_path)
 from .corpus import load_corpus
-from .council import Council, Trace, described, play, read_trace, rule_council, write_trace
+from .council import Council, Trace, ask_all, described, play, read_trace, rule_council, write_trace
 from .data import sha256_of
 from .env import Snapshot, StockerEnv, simulate_rewards
 from .episodes import (
@@ -75,7 +79,7 @@ from .llm import Client, Messages, ScriptedClient
 from .prompts import LanguageSpecialist, fenced, nothing_to_judge, role_prompt, vote_messages
 from .reward import RewardWeights
 from .specialists import Specialist
-from .tuning import replay, seed_grid, sweep, write_choice
+from .tuning import replay, seed_grid, sweep, write_choice, write_sweep
 from .worlds import martingale_prices, planted_world, world_sessions
 
 # %% ../nbs/17_trust.ipynb #744b037b
@@ -1073,18 +1077,33 @@ def check_headlines(
     counted = {'days': days, 'tried': days * len(INSTRUCTIONS)}
     return Result('instructions in headlines change nothing', counted, tuple(faults))
 
-# %% ../nbs/17_trust.ipynb #f2835477
+# %% ../nbs/17_trust.ipynb #a2858285
+TEXTS: dict[str, str] = {'news': 'news', 'forum_sentiment': 'forum', 'geopolitics': 'macro'} # by seat: what it reads
+
+
 def injection_effect(
     client: Client, # the model
-    looks: Sequence[MarketObservation], # days; those without headlines are left out
+    looks: Sequence[MarketObservation], # days; those without a text for the seat are left out
     instructions: Sequence[str] = INSTRUCTIONS, # one after the other
-) -> float: # 0 to 1; 0 without any headlines
-    "The share of news votes that change side when headlines are exchanged for instructions."
-    seat, told = LanguageSpecialist(client, 'news'), [look for look in looks if look.news]
+    role: str = 'news', # a key of TEXTS
+) -> float: # 0 to 1; 0 without any texts
+    "The share of a seat's votes that change side when its texts are exchanged for instructions."
+    seat, told = LanguageSpecialist(client, role), [look for look in looks if getattr(look, TEXTS[role])]
     before = [side_of(answer) for answer in seat.vote_all(told)] * len(instructions)
     led = [instructed(look, text) for text in instructions for look in told]
     after = [side_of(answer) for answer in seat.vote_all(led)]
     return float(np.mean([one != other for one, other in zip(before, after, strict=True)])) if before else 0.0
+
+# %% ../nbs/17_trust.ipynb #941cd99f
+def order_effect(
+    council: Council, # who decides
+    looks: Sequence[MarketObservation], # days
+    instructions: Sequence[str] = INSTRUCTIONS, # one after the other
+) -> float: # 0 to 1; 0 without any days
+    "The share of orders that are others when every text from outside is exchanged for an instruction."
+    changed = [council.decide(look, AUDIT_PORTFOLIO).action != council.decide(led, AUDIT_PORTFOLIO).action
+               for look in looks for led in (instructed(look, text) for text in instructions)]
+    return float(np.mean(changed)) if changed else 0.0
 
 # %% ../nbs/17_trust.ipynb #51e664e8
 FENCE_PARTS = (
@@ -1206,7 +1225,15 @@ def contents(
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(Path(folder).rglob('*')) if path.is_file() and path.suffix != '.tmp'}
 
-# %% ../nbs/17_trust.ipynb #b3ea4ab7
+# %% ../nbs/17_trust.ipynb #33b0a8b6
+def wrong_times(
+    folder: str | Path, # any folder
+    rng: np.random.Generator, # where the times come from
+) -> None:
+    "Give everything in a folder a random time."
+    for path in sorted(Path(folder).rglob('*')): os.utime(path, (0, rng.uniform(0, 4e9)))
+
+# %% ../nbs/17_trust.ipynb #be5e9fb8
 def check_killed_cache(
     quick: bool = True, # fewer kills
     cache: Callable[[Path], VoteCache] = VoteCache, # makes the cache
@@ -1220,6 +1247,7 @@ def check_killed_cache(
         longest = 4 * (time.monotonic() - begin) / kills # so that the kills are spread over the whole fill
         for _ in range(kills):
             at_work += killed(partial(fill_cache, broken, cache), rng.uniform(0, longest))
+            wrong_times(broken, rng)
             faults += [line for line in verify_cache(broken) if '.tmp: ' not in line]
         fill_cache(broken, cache)
         if contents(broken) != contents(whole): faults.append('The cache differs from one that was filled undisturbed.')
@@ -1269,6 +1297,33 @@ def check_killed_writers(
                for what, writer in (('trace', write), ('choice', write_settings))}
     faults = [f'The {what} was damaged by {count} of {kills} kills.' for what, count in damaged.items() if count]
     return Result('killed writers leave whole files', {'kills': 2 * kills}, tuple(faults))
+
+# %% ../nbs/17_trust.ipynb #b3590483
+def check_killed_sweep(
+    quick: bool = True, # fewer kills
+    write: Callable[..., Any] = write_sweep, # writes a sweep to a folder
+) -> Result:
+    "What a sweep writes is whole whenever it is killed, and the next sweep completes it."
+    rng, kills, faults = np.random.default_rng(26), 6 if quick else 60, []
+    trace = play(StockerEnv('task_easy'), rule_council())
+
+    def work(folder: Path) -> None:
+        "Sweep a trace and write down what came of it."
+        write(folder, trace, sweep(trace, seed_grid()))
+    with tempfile.TemporaryDirectory() as top:
+        whole, broken, at_work = Path(top, 'whole'), Path(top, 'broken'), 0
+        for _ in range(2): # the first one also loads what draws the picture
+            begin = time.monotonic()
+            work(whole)
+        took, expected = time.monotonic() - begin, contents(whole)
+        for _ in range(kills):
+            at_work += killed(partial(work, broken), rng.uniform(0, took))
+            wrong_times(broken, rng)
+            faults += [f'{name} is damaged.' for name, sha in contents(broken).items() if sha != expected.get(name)]
+        work(broken)
+        if contents(broken) != expected: faults.append('The last sweep leaves something else than an undisturbed one.')
+    counted = {'kills': at_work, 'files': len(expected)}
+    return Result('a killed sweep is completed', counted, tuple(dict.fromkeys(faults)))
 
 # %% ../nbs/17_trust.ipynb #f334306c
 @contextmanager
@@ -1339,7 +1394,84 @@ def check_shared_cache(
     if different: faults.append(f'{different} votes differ.')
     return Result('two processes share a cache', {'processes': count, 'votes': len(alone)}, tuple(faults))
 
-# %% ../nbs/17_trust.ipynb #4f1449f6
+# %% ../nbs/17_trust.ipynb #52eef877
+JUMPS = (0.0, 3.2e9, 0.5, -1.5e9, 3600.0, -3600.0, -0.5, 1e8, -1e8) # seconds that the clock is wrong by, in turn
+
+
+@contextmanager
+def jumping_clock() -> Iterator[None]:
+    "A system clock that jumps whenever someone looks at it, until the block ends."
+    jumps, seconds, nanoseconds = cycle(JUMPS), time.time, time.time_ns
+    wrong = {'time': lambda: seconds() + next(jumps), 'time_ns': lambda: nanoseconds() + int(next(jumps) * 1e9)}
+    with patch.multiple(time, **wrong): yield
+
+# %% ../nbs/17_trust.ipynb #049d62f4
+def clock_cache_faults(
+    cache: Callable[[Path], VoteCache] = VoteCache, # makes the cache
+) -> Iterator[str]: # one sentence each
+    "What a clock that jumps does to a cache."
+    with tempfile.TemporaryDirectory() as top, jumping_clock():
+        place, votes = ('news', 'AAPL', '2023-08-07'), cache(Path(top, 'one'))
+        for signal in (0.25, 0.75):
+            vote = votes.put(*place, '0' * 64, Vote(signal=signal, confidence=0.5, rationale=''), model='a model')
+            os.utime(votes.path(*place), (0, 1e9))
+            wrong = sum(votes.get(*place, '0' * 64) != vote for _ in JUMPS)
+            if wrong: yield f'The latest vote is not the one that is read, {wrong} of {len(JUMPS)} times.'
+        fill_cache(Path(top, 'two'), cache)
+        before = contents(Path(top, 'two'))
+        wrong_times(Path(top, 'two'), np.random.default_rng(27))
+        again = cached_council(Path(top, 'two'), cache).fill([load_task('task_easy')], progress=False)
+        if twice := again.asked - again.abstained: yield f'{twice} votes are asked for twice.'
+        if contents(Path(top, 'two')) != before or list(verify_cache(Path(top, 'two'))): yield 'The cache is damaged.'
+
+# %% ../nbs/17_trust.ipynb #9736121d
+Asking = Callable[..., Mapping[str, Vote | Abstention]] # as `ask_all`
+
+
+def clock_council_faults(
+    ask: Asking = ask_all, # asks every seat
+) -> Iterator[str]: # one sentence each
+    "What a clock that jumps does to the time limit of a council."
+    def seat(seconds: float) -> Specialist:
+        "Somebody who takes some time."
+        def answer(look: MarketObservation) -> Vote:
+            "A vote after that time."
+            time.sleep(seconds)
+            return Vote(signal=0.0, confidence=0.0, rationale='')
+        return answer
+    look, prompt, slow = load_task('task_easy').observations()[0], seat(0.02), seat(0.3)
+    with jumping_clock():
+        in_time = [isinstance(vote, Vote) for _ in JUMPS for vote in ask({'news': prompt}, look, 60.0).values()]
+        late = [isinstance(vote, Vote) for _ in range(5) for vote in ask({'news': slow}, look, 0.01).values()]
+    if not all(in_time): yield f'A seat that answers is called late {in_time.count(False)} of {len(in_time)} times.'
+    if any(late): yield f'A seat that is late is waited for {late.count(True)} of {len(late)} times.'
+
+# %% ../nbs/17_trust.ipynb #eb6888d3
+def clock_server_faults(
+    clock: Callable[[], float] | None = None, # by which runs grow old; None: the server's own
+) -> Iterator[str]: # one sentence each
+    "What a clock that jumps does to the runs that a server keeps."
+    from stocker.server import HttpSessions, Limits
+    run = Mock(session=Mock(episode_id='a run'))
+    with jumping_clock():
+        sessions = HttpSessions(Limits(), **({'clock': clock} if clock else {}))
+        sessions.keep(run)
+        lost = sum(sessions.find('a run') is None for _ in JUMPS)
+    if lost: yield f'A run that is being played is lost {lost} of {len(JUMPS)} times.'
+
+# %% ../nbs/17_trust.ipynb #a3e868c1
+def check_clock(
+    quick: bool = True, # without the server
+    cache: Callable[[Path], VoteCache] = VoteCache, # makes the cache
+    ask: Asking = ask_all, # asks every seat
+    clock: Callable[[], float] | None = None, # by which the server's runs grow old; None: the server's own
+) -> Result:
+    "A system clock that jumps damages no cache, and shifts no time limit."
+    victims = [clock_cache_faults(cache), clock_council_faults(ask)] + ([] if quick else [clock_server_faults(clock)])
+    faults = tuple(fault for found in victims for fault in found)
+    return Result('a clock that jumps changes nothing', {'victims': len(victims), 'jumps': len(JUMPS)}, faults)
+
+# %% ../nbs/17_trust.ipynb #af05fc96
 BUILD_PROGRAM = """
 import shutil, sys
 from stocker import dataset
@@ -1350,8 +1482,6 @@ class Packaged:
     name, adjustment = 'packaged', 'splits, not dividends'
     def fetch(self, ticker, start, end): return load_prices(ticker)
 
-# %%
-#| export
 def copied(jobs, progress): # charts take longest, and are drawn by processes of their own
     for path, *_ in jobs:
         path.parent.mkdir(exist_ok=True)
@@ -1375,7 +1505,7 @@ def built(
         process.wait()
         return False
 
-# %% ../nbs/17_trust.ipynb #b18f6406
+# %% ../nbs/17_trust.ipynb #0e311d25
 def check_killed_build(
     quick: bool = True, # fewer kills
     program: str = BUILD_PROGRAM, # Python that builds a folder
@@ -1385,12 +1515,106 @@ def check_killed_build(
     with tempfile.TemporaryDirectory() as top:
         folder, begin = Path(top, 'data'), time.monotonic()
         if not built(program, folder): return Result('a killed build is resumed', {'builds': 1}, ('The build fails.',))
-        took, whole = time.monotonic() - begin, contents(folder)
+        took, whole, at_work = time.monotonic() - begin, contents(folder), 0
         for _ in range(kills):
-            built(program, folder, rng.uniform(0.3, 0.95) * took)
+            at_work += not built(program, folder, rng.uniform(0.3, 0.95) * took)
+            wrong_times(folder, rng)
             if contents(folder) != whole: faults.append('A file is damaged after a kill.')
         if not built(program, folder) or contents(folder) != whole: faults.append('The last build gives other bytes.')
-    return Result('a killed build is resumed', {'kills': kills, 'files': len(whole)}, tuple(faults))
+    return Result('a killed build is resumed', {'kills': at_work, 'files': len(whole)}, tuple(faults))
+
+# %% ../nbs/17_trust.ipynb #12de3744
+LEARNED = frozenset({'.safetensors', '.pt', '.pth'}) # suffixes of what training writes about the model and goes on with
+
+
+def learned(
+    folder: str | Path, # of a run
+) -> dict[str, str]: # digest by path
+    "All in a run's folder that depends on what was learned, and not on how long it took."
+    return {name: sha for name, sha in contents(folder).items()
+            if Path(name).suffix in LEARNED or Path(name).name == 'scores.json'}
+
+# %% ../nbs/17_trust.ipynb #9e0fdc91
+def damaged(
+    folder: str | Path, # of a run that was killed
+    expected: Mapping[str, str], # digest by path, of a run that nobody disturbed
+) -> list[str]: # paths
+    "What of the finished checkpoints differs."
+    return [name for name, sha in learned(folder).items() if sha != expected.get(name)
+            and Path(folder, name).with_name('trainer_state.json').is_file()]
+
+# %% ../nbs/17_trust.ipynb #d5f0d738
+def finished(
+    work: Callable[[], None], # what the child does
+    seconds: float = 900.0, # most that it may take
+) -> bool: # whether it came to its end without an error
+    "Let a child process work to its end."
+    child = multiprocessing.get_context('fork').Process(target=work)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning) # as above
+        child.start()
+    child.join(seconds)
+    if child.is_alive(): child.kill()
+    child.join()
+    return child.exitcode == 0
+
+# %% ../nbs/17_trust.ipynb #9e323f92
+def kill_trainings(
+    train: Callable[[Path], None], # begins a training in a folder, or goes on with it
+    folder: str | Path, # is filled with runs
+    kills: int, # how often
+) -> tuple[int, list[str]]: # kills that met a run at work, and what was wrong afterwards
+    "Kill a training again and again, let it end, and compare it with one that nobody disturbed."
+    rng, whole, run, begin = np.random.default_rng(25), Path(folder, 'whole'), Path(folder, '0'), time.monotonic()
+    if not finished(partial(train, whole)): return 0, ['The training fails.']
+    took, expected, at_work, faults = time.monotonic() - begin, learned(whole), 0, []
+    for number in range(kills):
+        if killed(partial(train, run), rng.uniform(0.05, 0.6) * took):
+            at_work += 1
+            wrong_times(run, rng)
+            faults += [f'{name} is damaged by a kill.' for name in damaged(run, expected)]
+            continue
+        if learned(run) != expected: faults.append('A run that went on from a checkpoint has learned something else.')
+        run = Path(folder, str(number + 1))
+    if not finished(partial(train, run)): faults.append('A killed run cannot go on.')
+    elif learned(run) != expected: faults.append('A run that went on from a checkpoint has learned something else.')
+    return at_work, list(dict.fromkeys(faults))
+
+# %% ../nbs/17_trust.ipynb #6d69b5a6
+def train_on(
+    folder: Path, # of the run
+) -> None:
+    "Train the pocket model for four rounds, or go on from the last whole checkpoint."
+    from stocker.grpo import train
+    training, validation = planted_world(0, 4, 12).episodes, planted_world(1, 2, 12).episodes
+    small = {'prompts': 8, 'num_train_epochs': 4, 'per_device_train_batch_size': 16, 'num_generations': 4}
+    with redirect_stdout(StringIO()):
+        train('pocket', training, validation, folder, seed=0, resume=True, disable_tqdm=True, report_to=[], **small)
+
+
+TRAINING_PROGRAM = """
+import json, sys, warnings
+warnings.simplefilter('ignore')
+import torch
+torch.set_num_threads(1) # a child that is forked off must not wait for threads that it does not have
+from trl import GRPOTrainer # loaded once, so that no child has to
+from stocker.trust import kill_trainings, train_on
+print(json.dumps(kill_trainings(train_on, sys.argv[1], int(sys.argv[2]))))
+"""
+
+# %% ../nbs/17_trust.ipynb #44910b74
+def check_killed_training(
+    quick: bool = True, # fewer kills
+    program: str = TRAINING_PROGRAM, # Python that prints what `kill_trainings` gives
+) -> Result:
+    "A training that is killed goes on, and learns what one learns that nobody disturbed."
+    name, kills = 'a killed training is resumed', 2 if quick else 12
+    with tempfile.TemporaryDirectory() as folder:
+        command, offline = [sys.executable, '-c', program, folder, str(kills)], {**os.environ, 'HF_HUB_OFFLINE': '1'}
+        ended = subprocess.run(command, env=offline, capture_output=True, text=True)
+    if ended.returncode: return Result(name, {}, (ended.stderr.strip().splitlines()[-1],))
+    at_work, faults = json.loads(ended.stdout.splitlines()[-1])
+    return Result(name, {'kills': at_work}, tuple(faults))
 
 # %% ../nbs/17_trust.ipynb #0e5d1a0c
 def train_pocket(
@@ -1413,21 +1637,23 @@ def check_training(
     faults = () if len(adapters) == 1 else ('Two runs with one seed give different adapters.',)
     return Result('training with one seed: the same adapter', {'runs': 2}, faults)
 
-# %% ../nbs/17_trust.ipynb #6f891ef7
+# %% ../nbs/17_trust.ipynb #18728a09
 Check = Callable[[bool], Result] # takes whether to be quick
 CHECKS: tuple[Check, ...] = (
     check_tasks, check_corpus, check_charts, check_fills, check_runs, check_optimum, check_fees, check_processes,
     check_threads, check_memory, check_sources, check_paths, check_pages, check_headlines, check_fence, check_server,
-    check_weights, check_killed_cache, check_killed_writers, check_disk, check_shared_cache)
-FULL_CHECKS: tuple[Check, ...] = (check_killed_build, check_training)
+    check_weights, check_killed_cache, check_killed_writers, check_killed_sweep, check_disk, check_shared_cache,
+    check_clock)
+FULL_CHECKS: tuple[Check, ...] = (check_killed_build, check_killed_training, check_training)
 
 
 def checks_of(
     quick: bool, # without those that take longer
 ) -> tuple[Check, ...]: # in the order of the chapter
-    "The checks that this machine can run: some need a system that forks, one needs the training extra."
-    unable = set() if hasattr(os, 'fork') else {check_killed_cache, check_killed_writers, check_shared_cache}
-    if find_spec('trl') is None: unable.add(check_training)
+    "The checks that this machine can run: some need a system that forks, two need the training extra."
+    forking = {check_killed_cache, check_killed_writers, check_killed_sweep, check_shared_cache, check_killed_training}
+    unable = set() if hasattr(os, 'fork') else forking
+    if find_spec('trl') is None: unable |= {check_training, check_killed_training}
     return tuple(check for check in CHECKS + (() if quick else FULL_CHECKS) if check not in unable)
 
 # %% ../nbs/17_trust.ipynb #81b7dac8

@@ -659,7 +659,7 @@ def told(
     return '\n'.join([f"choice: {setting(choice['choice'], choice['total'])}", choice['reason'],
                       *(f"{rival['what']}: {setting(rival, rival['total'])}" for rival in choice['alternatives'])])
 
-# %% ../nbs/11_tuning.ipynb #2ad4a031
+# %% ../nbs/11_tuning.ipynb #7a307a8c
 def write_sweep(
     folder: str | Path, # where the files go; made where it is missing
     trace: Trace, # a whole run
@@ -670,8 +670,8 @@ def write_sweep(
     "Write chosen_settings.json and sweep.parquet, and for a whole grid heat_map.png."
     choice, rows, picture = (Path(folder)/name for name in ('chosen_settings.json', 'sweep.parquet', 'heat_map.png'))
     write_choice(choice, trace, table, weights, episode)
+    picture.unlink(missing_ok=True) # an earlier sweep's would not fit this table
     write_table(table, rows)
-    picture.unlink(missing_ok=True) # an earlier sweep's would not fit this one
     if not fits_heat_map(table): return [choice, rows]
     figure = heat_map(table, f'{trace.episode}, {trace.council}: total reward of {len(table)} settings')
     with write_atomically(picture) as temporary: temporary.write_bytes(figure_png(figure))

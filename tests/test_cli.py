@@ -1,6 +1,7 @@
 """The command: exit codes, one-line messages, whole files, and the same from any folder."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stocker
-from stocker.cli import episodes_of, main
+from stocker.cli import app, episodes_of, main
 from stocker.core import StockerError, data_path
 from stocker.council import read_trace, trace_orders
 from stocker.data import read_table, write_table
@@ -238,3 +239,22 @@ def test_the_installed_package_needs_no_development_tools():
             f'print(*[name for name in {tools} if name in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ''
+
+
+def command_names(app):
+    "All commands, those of groups as 'group command'."
+    names = {command.name or command.callback.__name__.replace('_', '-') for command in app.registered_commands}
+    for group in app.registered_groups:
+        names |= {group.name} | {f'{group.name} {name}' for name in command_names(group.typer_instance)}
+    return names
+
+
+def test_every_command_that_the_readme_names_is_there():
+    known, named = command_names(app), set()
+    readme = (Path(__file__).parent.parent/'README.md').read_text(encoding='utf-8')
+    for code in re.findall(r'`stocker ([^`]+)`', readme):
+        first, *rest = code.replace('\\|', '|').split()
+        subcommands = rest[0].split('|') if rest and f'{first} {rest[0].split("|")[0]}' in known else []
+        named |= {f'{first} {name}' for name in subcommands} or {first}
+    assert len(named) > 12
+    assert named <= known, f'not there: {sorted(named - known)}'

@@ -7,6 +7,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -287,11 +288,6 @@ def test_weights_that_are_not_safetensors_are_not_loaded(tiny, tmp_path, loaded_
     tiny[0].config.save_pretrained(tmp_path)
     torch.save(tiny[0].state_dict(), tmp_path/'pytorch_model.bin')
     with pytest.raises(StockerError, match='cannot be loaded'): models.load_client(tmp_path)
-
-
-def test_a_missing_package_names_the_extra():
-    with pytest.raises(StockerError, match=r"pip install 'stocker\[llm\]'"): models.needed('no_such_package')
-    with pytest.raises(StockerError, match=r"pip install 'stocker\[train\]'"): models.needed('no_such_package', 'train')
 
 
 # adapters
@@ -615,3 +611,17 @@ def smollm2():
 def test_smollm2_speaks_english(smollm2):
     assert smollm2.answer([{'role': 'user', 'content': 'What is the capital of France?'}]) == Reply(
         'The capital of France is Paris.', '', 37, 8)
+
+
+def test_a_clock_that_jumps_leaves_no_folder_in_part(tmp_path):
+    "Another process takes the folder that is being filled for one that was left behind a day ago."
+    true = time.time
+    with pytest.raises(StockerError, match='try again'), models.folder_at_once(tmp_path/'model') as building:
+        (building/'config.json').write_text('{}')
+        later = patch.object(time, 'time', lambda: true() + 2 * 86_400)
+        with pytest.raises(KeyboardInterrupt), later, models.folder_at_once(tmp_path/'model'): raise KeyboardInterrupt
+        building.mkdir(exist_ok=True) # as transformers does before it writes
+        (building/'model.safetensors').write_text('half of a model')
+    assert list(tmp_path.iterdir()) == []
+    with models.folder_at_once(tmp_path/'model') as building: (building/'config.json').write_text('{}')
+    assert [path.name for path in (tmp_path/'model').iterdir()] == ['config.json']

@@ -2,16 +2,25 @@
 import asyncio
 import gc
 import http.client
+import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
+import re
+import runpy
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
+from configparser import ConfigParser
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -20,23 +29,34 @@ pytest.importorskip('openenv')
 import gymnasium
 import httpx
 import jsonschema
+import yaml
 from hypothesis import HealthCheck, given, settings
+from openenv.cli.__main__ import app as openenv_command
+from packaging.requirements import Requirement
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from stocker import server as server_module
+from stocker import trials
+from stocker.cli import app as stocker_command
 from stocker.client import StockerAction, StockerClient, StockerObservation, market_observation
 from stocker.core import DataError, StockerError
 from stocker.env import StockerEnv
-from stocker.episodes import Episode, load_task
+from stocker.episodes import TASKS, Episode, load_task
+from stocker.pocket import ruling_of
 from stocker.reward import RewardWeights
 from stocker.server import (
-    SERVED_SPLITS, Limits, StockerEnvironment, create_app, http_answer, served, served_rows)
+    SERVED_SPLITS, Limits, StockerEnvironment, create_app, http_answer, listen, served, served_rows)
 from stocker.trials import (
     examine, oracle_orders, play_load, play_orders, random_orders, stocker_talk, unequal_runs, write_report)
 
-SPACE = pathlib.Path(__file__).parent.parent/'space'
+ROOT = pathlib.Path(__file__).parent.parent
+SPACE = ROOT/'space'
 SECRET = 'sk-do-not-tell-anyone'
+SECRETS = {name: f'{SECRET}-{name}' for name in (
+    'OPENAI_API_KEY', 'HF_TOKEN', 'AWS_SECRET_ACCESS_KEY', 'SPACE_ID', 'SPACE_HOST', 'MODEL_NAME', 'STOCKER_PLANTED')}
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -44,7 +64,7 @@ def environment():
     "A secret in the environment, and the proxies of a machine that has none: neither may matter."
     before = dict(os.environ)
     os.environ.update(HTTP_PROXY='http://127.0.0.1:9', HTTPS_PROXY='http://127.0.0.1:9', ALL_PROXY='http://127.0.0.1:9',
-                      NO_PROXY='', OPENAI_API_KEY=SECRET)
+                      NO_PROXY='', **SECRETS)
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -54,8 +74,10 @@ def environment():
 def command():
     "A server as the command line runs it, started while the other tests go on."
     with socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]
-    code = f'from stocker.server import serve; serve(port={port})'
-    process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code = 'from stocker.cli import main; main()'
+    arguments = ['serve', '--port', str(port), '--max-sessions', '70']
+    process = subprocess.Popen([sys.executable, '-c', code, *arguments], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
     yield process, port
     if process.poll() is None: process.kill()
     process.communicate()
@@ -146,6 +168,15 @@ def test_numbers_that_do_not_exist_are_null():
         assert type(seen['shares']) is int and type(seen['cash']) is float
 
 
+def test_the_first_day_of_an_empty_record_over_the_wire():
+    with TestClient(create_app(episodes=[flat_episode()])).websocket_connect('/ws') as socket:
+        socket.send_json({'type': 'reset', 'data': {'task': 'flat', 'bars': 260}})
+        told = strict(socket.receive_text())['data']
+    seen = told['observation']
+    assert (told['reward'], told['done'], seen['fundamentals'], seen['traded']) == (None, False, None, None)
+    assert None in seen['indicators'].values() and all(type(seen[name]) is int for name in ('step', 'steps', 'shares'))
+
+
 def test_names_and_counts(client):
     first = client.reset(task='task_easy', episode_id='my-run').observation
     assert (first.episode_id, first.step, first.reward, first.reward_parts) == ('my-run', 0, None, None)
@@ -206,6 +237,13 @@ def test_splits_and_tasks_over_http(web):
     assert web.post('/stocker/task', json={'split': 'tasks', 'index': 3}).status_code == 400
     assert web.post('/stocker/tasks', json={'split': 'everything'}).status_code == 422
     assert web.get('/other/splits').status_code == 404
+
+
+def test_openenv_takes_it_for_what_it_is():
+    from openenv.core.env_server.interfaces import Environment, TaskProvider
+    questions = [name for name in vars(TaskProvider) if not name.startswith('_')]
+    assert len(questions) == 5 and all(callable(getattr(StockerEnvironment, name)) for name in questions)
+    assert issubclass(StockerEnvironment, Environment) and StockerEnvironment.SUPPORTS_CONCURRENT_SESSIONS
 
 
 def test_splits_keep_their_periods():
@@ -341,11 +379,12 @@ def test_a_frame_beyond_all_measure_ends_its_connection_only(url):
 
 
 def test_silence_ends_a_session_and_frees_its_place():
-    with served(Limits(max_sessions=1, idle_seconds=0.4)) as url:
+    StockerEnvironment().reset(task='task_easy')  # made once, so that no answer takes long
+    with served(Limits(max_sessions=1, idle_seconds=1.0)) as url:
         with open_socket(url) as one:
             ask(one, RESET)
             for _ in range(4):
-                time.sleep(0.2)
+                time.sleep(0.3)
                 assert ask(one, HOLD)['type'] == 'observation'
             with pytest.raises(ConnectionClosed) as ended: one.recv(timeout=20)
         assert 'silent' in ended.value.rcvd.reason
@@ -391,8 +430,52 @@ def test_the_plain_walk_gives_the_same_rewards(web, client):
     assert (late.status_code, 'is over' in late.json()['detail']) == (409, True)
 
 
+def test_two_plain_walks_do_not_mix(web):
+    walks = {'plain-a': random_orders(21, 12), 'plain-b': random_orders(22, 12)}
+
+    def step(name, order):
+        return web.post('/step', json={'episode_id': name, 'side': order[0], 'quantity': order[1]}).json()
+
+    def begin(name): assert web.post('/reset', json={'task': 'task_hard', 'episode_id': name}).status_code == 200
+    alone = {}
+    for name, orders in walks.items():
+        begin(name)
+        alone[name] = [step(name, order) for order in orders]
+    for name in walks: begin(name)
+    together = {name: [] for name in walks}
+    for orders in zip(*walks.values(), strict=True):
+        for name, order in zip(walks, orders, strict=True): together[name].append(step(name, order))
+    assert together == alone and together['plain-a'] != together['plain-b']
+    states = [web.get('/state', params={'episode_id': name}).json() for name in walks]
+    assert [state['cash'] for state in states] == [run[-1]['observation']['cash'] for run in alone.values()]
+    begin('plain-b')
+    assert web.get('/state', params={'episode_id': 'plain-a'}).json() == states[0]
+
+
+def test_a_plain_walk_that_is_left_makes_room():
+    with TestClient(create_app(limits=Limits(max_sessions=1, idle_seconds=1.0))) as web:
+        assert web.post('/reset', json={'episode_id': 'left'}).status_code == 200
+        assert web.post('/reset', json={'episode_id': 'next'}).status_code == 503
+        time.sleep(1.1)
+        assert web.get('/state', params={'episode_id': 'left'}).status_code == 404
+        assert web.post('/reset', json={'episode_id': 'next'}).status_code == 200
+
+
+@pytest.mark.skipif(shutil.which('curl') is None, reason='curl is not installed')
+@pytest.mark.parametrize('document', ['space/README.md', 'nbs/14_server.ipynb'])
+def test_what_is_written_for_curl_works(url, document):
+    text = (ROOT/document).read_text()
+    if document.endswith('.ipynb'):
+        text = '\n'.join(''.join(cell['source']) for cell in json.loads(text)['cells'])
+    lines = [line for line in text.replace('http://127.0.0.1:8000', url).splitlines() if line.startswith('curl')]
+    answers = [strict(subprocess.run(['curl', '--silent', '--noproxy', '*', *shlex.split(line)[1:]], text=True,
+                                     capture_output=True, check=True, timeout=20).stdout) for line in lines]
+    assert [answer['observation']['shares'] for answer in answers[:2]] == [0, 10]
+    assert all(answer['step_count'] == 1 for answer in answers[2:]) and len(answers) >= 2
+
+
 @pytest.mark.parametrize('path, body, status, cause', [
-    ('/step', {'side': 'buy', 'quantity': 1}, 422, 'episode_id'),
+    ('/step', {'side': 'buy', 'quantity': 1}, 422, 'POST /reset begins an episode and answers its episode_id'),
     ('/step', {'episode_id': 'nobody', 'side': 'buy'}, 404, 'POST /reset'),
     ('/step', {'episode_id': 'x', 'side': 'buy', 'quantity': '1'}, 422, 'quantity'),
     ('/step', '{"side": ', 400, 'not JSON'), ('/step', '[]', 400, 'JSON object'),
@@ -419,6 +502,31 @@ def test_a_body_without_an_end_is_not_waited_for(url):
         assert connection.getresponse().status == 408
 
 
+def test_short_answers_are_sent_at_once():
+    with listen('127.0.0.1', 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+    with connection: assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_connection_that_asks_nothing_is_closed():
+    with served(Limits(body_seconds=1.0)) as url:
+        place = ('127.0.0.1', int(url.rsplit(':', 1)[1]))
+        silent, slow, again = (socket.create_connection(place, timeout=20) for _ in range(3))
+        slow.sendall(b'POST /reset HTTP/1.1\r\nhost: x\r\n')
+        again.sendall(b'GET /health HTTP/1.1\r\nhost: x\r\n\r\n')
+        assert again.recv(1_000).startswith(b'HTTP/1.1 200')
+        again.sendall(b'GET /health HTT')
+        with open_socket(url) as session, httpx.Client(base_url=url, trust_env=False) as web:
+            ask(session, RESET)
+            for _ in range(10):
+                time.sleep(0.12)
+                assert web.get('/health').status_code == 200
+            assert ask(session, BUY)['data']['observation']['shares'] == 5
+        for one in (silent, slow, again):
+            while one.recv(1_000): pass
+            one.close()
+
+
 def test_the_table_of_runs_has_an_end():
     with served(Limits(max_sessions=2)) as url, httpx.Client(base_url=url, trust_env=False) as web:
         for name in ('a', 'b'): assert web.post('/reset', json={'episode_id': name}).status_code == 200
@@ -436,13 +544,17 @@ def test_limits_are_limits():
 
 # Nothing is given away
 
+TOO_MUCH = (*SECRETS.values(), '/srv/secret', str(ROOT), 'site-packages', 'Traceback', sys.prefix,
+            str(pathlib.Path.home()) + '/', 'planted-line')
+PATHS = ('/metadata', '/schema', '/health', '/openapi.json', '/list_environments', '/nowhere', '/state', '/docs', '/',
+         '/stocker/splits', '/../../etc/passwd', '/web/', '/web/config', '/web/metadata', '/web/gradio_api/info')
+
+
 def test_no_path_variable_or_key_in_any_answer(url, web, monkeypatch):
     def broken(*_): raise DataError('the file cannot be read', file='/srv/secret/prices.parquet')
 
     def worse(*_): raise OSError(f'cannot open /srv/secret/{SECRET}')
-    paths = ('/metadata', '/schema', '/health', '/openapi.json', '/list_environments', '/nowhere', '/state', '/docs',
-             '/../../etc/passwd')
-    answers, bodies = [web.get(path).text for path in paths], ({}, {'episode_id': 'x'}, [1])
+    answers, bodies = [web.get(path).text for path in PATHS], ({}, {'episode_id': 'x'}, [1])
     answers += [web.post(path, json=body).text for path in ('/reset', '/step', '/mcp') for body in bodies]
     with open_socket(url) as one:
         for fault in (broken, worse):
@@ -452,9 +564,7 @@ def test_no_path_variable_or_key_in_any_answer(url, web, monkeypatch):
         monkeypatch.undo()
         messages = (RESET, HOLD, {'type': 'state'}, {'type': 'mcp', 'data': {}})
         answers += [json.dumps(ask(one, message)) for message in messages]
-    told = ' '.join(answers)
-    for secret in (SECRET, '/srv/secret', str(SPACE.parent), 'site-packages', 'Traceback', sys.prefix):
-        assert secret not in told
+    assert [secret for secret in TOO_MUCH if secret in ' '.join(answers)] == []
 
 
 def test_tasks_tell_nothing_of_what_happened():
@@ -493,16 +603,14 @@ def test_without_openenv_the_modules_say_what_to_install():
 # What others ask of it
 
 def test_openenv_validates_the_space():
-    from openenv.validation import Level, load_policy, run_validation
-    report = run_validation(SPACE, max_level=Level.STATIC, policy=load_policy('v1'))
-    assert report.verdict.value == 'pass' and [result.check_id for result in report.results] == ['static.manifest']
+    answer = CliRunner().invoke(openenv_command, ['validate', str(SPACE), '--level', 'static'])
+    assert answer.exit_code == 0 and 'PASS  static.manifest' in answer.output and 'Verdict: PASS' in answer.output
 
 
 def test_openenv_validates_the_server(url, monkeypatch):
-    from openenv.cli._validation import validate_running_environment
     for name in ('NO_PROXY', 'no_proxy'): monkeypatch.setenv(name, '127.0.0.1')
-    report = validate_running_environment(url, timeout_s=20)
-    assert report['passed'] and report['mode'] == 'simulation', report['summary']
+    answer = CliRunner().invoke(openenv_command, ['validate', '--url', url, '--timeout', '20'])
+    assert answer.exit_code == 0 and 'mode: simulation' in answer.output and 'Verdict: PASS' in answer.output
 
 
 def test_openenv_grades_a_run(url):
@@ -527,6 +635,54 @@ def test_openenv_grades_a_run(url):
     assert len(answers) == 5
 
 
+def faulty(change):
+    "A view of a run with a fault in it."
+    def view(session, *rest):
+        seen = server_view(session, *rest)
+        change(session, seen)
+        return seen
+    return view
+
+
+def random_cash(session, seen): seen.cash += float(np.random.default_rng().random())
+
+
+def half_reward(session, seen): seen.reward = seen.reward and seen.reward / 2
+
+
+def paid_for_coming(session, seen): seen.reward = None if seen.reward is None else 0.5
+
+
+def paid_for_trading(session, seen): seen.reward = seen.reward and seen.reward + (0.5 if seen.traded else 0.0)
+
+
+def cash_of_another(session, seen): LAST['cash'], seen.cash = seen.cash, LAST.get('cash', seen.cash)
+
+
+def tomorrow(session, seen): seen.price = session.run.course.closes[min(session.run.step + 1, seen.steps - 1)]
+
+
+server_view, server_choice, server_state = (
+    server_module.client_view, server_module.choose_served, server_module.session_state)
+LAST = {}
+PLANTED = {
+    'seed_control': ('choose_served', lambda asked, random, own: server_choice(asked, np.random.default_rng(0), own)),
+    'episode_determinism': ('client_view', faulty(random_cash)), 'oracle_max': ('client_view', faulty(half_reward)),
+    'floor_gap': ('client_view', faulty(paid_for_coming)), 'canary_floor': ('client_view', faulty(paid_for_trading)),
+    'no_solution_leakage': ('client_view', faulty(tomorrow)),
+    'episode_isolation': ('client_view', faulty(cash_of_another)),
+    'replayability': ('session_state', lambda session: server_state(session).model_copy(update={'cash': 0.0}))}
+
+
+@pytest.mark.parametrize('name', PLANTED)
+def test_each_check_finds_the_fault_it_is_for(url, monkeypatch, name):
+    monkeypatch.setattr(trials, 'TASKS', {'task_easy': TASKS['task_easy']})
+    LAST.clear()
+    monkeypatch.setattr(server_module, *PLANTED[name])
+    check = getattr(trials, name)(url)
+    assert not check.passed and check.check_id.endswith(name)
+
+
 def test_the_checks_hold_and_the_report_is_current(url, tmp_path):
     checks = examine(url)
     assert [check.check_id for check in checks if not check.passed] == []
@@ -535,14 +691,30 @@ def test_the_checks_hold_and_the_report_is_current(url, tmp_path):
     assert fresh == kept
 
 
-def test_the_page_of_openenv(monkeypatch):
-    from starlette.testclient import TestClient
+def click(page, name, *data):
+    "A button of the page: what it changes."
+    event = page.post(f'/web/gradio_api/call/{name}', json={'data': list(data)}).json()['event_id']
+    return json.loads(page.get(f'/web/gradio_api/call/{name}/{event}').text.split('data: ', 1)[1])
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # of the page's own library
+def test_the_page_of_openenv(monkeypatch, tmp_path):
     monkeypatch.setenv('ENABLE_WEB_INTERFACE', 'true')
+    planted = tmp_path/'secret.txt'
+    planted.write_text('planted-line')
     with TestClient(create_app()) as page:
-        first = page.post('/web/reset', json={'task': 'task_easy'}).json()
-        second = page.post('/web/step', json={'action': {'side': 'buy', 'quantity': 4}}).json()
-        assert (first['observation']['shares'], second['observation']['shares']) == (0, 4)
-        assert page.get('/web/').status_code == 200
+        first = click(page, 'reset_env', [])
+        assert '<svg' in first[0]['value'] and 'AAPL: task_easy' in first[0]['value']
+        assert [label for label, _ in first[1]['choices']] == ['Hold', 'Buy 51']
+        second = click(page, 'step_fn', first[-2], 'buy', 4)
+        assert '<b>4</b>' in second[0]['value'] and 'last reward' in second[0]['value']
+        assert 'greater' in str(click(page, 'step_fn', second[-1], 'buy', -10 ** 16))
+        about = page.get('/web/metadata').json()
+        assert about == page.get('/metadata').json() and about['description'].startswith('Trade one share')
+        answers = [page.get(path).text for path in (*PATHS, f'/web/gradio_api/file={planted.name}')]
+        answers.append(page.get(f'/web/gradio_api/file={planted}').text.replace(str(planted), ''))
+        assert [secret for secret in TOO_MUCH if secret in ' '.join(answers)] == []
+        assert {page.post(f'/web/{name}', json={}).status_code for name in ('reset', 'step', 'state')} <= {404, 405}
 
 
 def test_gymnasium_plays_several_at_once():
@@ -556,10 +728,19 @@ def test_gymnasium_plays_several_at_once():
         assert rewards[:, place].tolist() == [single.step(action[place])[1] for action in actions]
 
 
+def test_the_command_listens_on_this_machine_only(command, monkeypatch):
+    given = []
+    monkeypatch.setattr(server_module, 'serve', lambda *arguments: given.append(arguments))
+    for arguments in (['serve'], ['serve', '--host', '0.0.0.0', '--port', '9', '--max-sessions', '3']):
+        assert CliRunner().invoke(stocker_command, arguments).exit_code == 0
+    assert given == [('127.0.0.1', 8000, Limits()), ('0.0.0.0', 9, Limits(max_sessions=3))]
+    with pytest.raises(OSError): socket.create_connection(('127.0.0.2', int(wait_for(command).rsplit(':', 1)[1])), 5)
+
+
 def test_sixty_four_clients_at_once(command):
     load = play_load(wait_for(command), clients=64, keep=True)
     assert len(load.answers) == 64 and unequal_runs(load) == []
-    assert load.percentile(50) <= load.percentile(99) < 20
+    assert 0 < load.percentile(50) <= load.percentile(99)
 
 
 def test_terminated_servers_end_cleanly(command):
@@ -569,24 +750,144 @@ def test_terminated_servers_end_cleanly(command):
         process.send_signal(signal.SIGTERM)
         with pytest.raises(ConnectionClosed): one.recv(timeout=20)
     output, errors = process.communicate(timeout=20)
-    assert (process.returncode, output, errors) == (0, '', '')
+    assert (process.returncode, errors) == (0, '') and output.startswith(f'Stocker at {url}: OpenEnv at /ws')
+
+
+# The container and what is beside it
+
+def needed(extra):
+    "Every distribution that an installation with an extra brings, by name, as this environment has them."
+    options = ConfigParser(delimiters=['='])
+    options.read(ROOT/'settings.ini')
+    wanted = [Requirement(text) for name in ('requirements', f'{extra}_requirements')
+              for text in options['DEFAULT'][name].split()]
+    found = set()
+    while wanted:
+        one = wanted.pop()
+        name = re.sub('[-_.]+', '-', one.name).lower()
+        extras = sorted({'', *one.extras})
+        if (name, *extras) in found or (one.marker and not one.marker.evaluate({'extra': ''})): continue
+        found.add((name, *extras))
+        try: below_it = importlib.metadata.requires(one.name) or ()
+        except importlib.metadata.PackageNotFoundError: continue
+        for text in below_it:
+            below = Requirement(text)
+            if below.marker is None or any(below.marker.evaluate({'extra': each}) for each in extras):
+                below.marker = None
+                wanted.append(below)
+    return {name for name, *_ in found}
+
+
+def test_the_container_brings_no_model_and_no_root():
+    lines = (SPACE/'Dockerfile').read_text().replace('\\\n', ' ').splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith('#')]
+    said = {name: [rest for step, rest in steps if step == name] for name, _ in steps}
+    assert re.fullmatch(r'PYTHON=python:3\.11\.\d+-slim-[a-z]+', said['ARG'][0])
+    assert [line.split()[0] for line in said['FROM']] == ['${PYTHON}'] * 2
+    assert said['USER'] == ['1000'] and steps.index(['USER', '1000']) > max(
+        place for place, (step, _) in enumerate(steps) if step in ('COPY', 'RUN'))
+    assert all(line.startswith('--from=build /opt/stocker ') for line in said['COPY']) and 'ADD' not in said
+    assert re.findall(r'stocker\[(\w+)]', ' '.join(said['RUN'])) == ['serve']
+    assert '/health' in said['HEALTHCHECK'][0] and 'GRADIO_ANALYTICS_ENABLED=False' in said['ENV'][0]
+    inside = needed('serve')
+    assert {'numpy', 'gradio', 'uvicorn'} <= inside
+    assert not [name for name in inside if re.match('torch|nvidia|cuda|triton|transformers|tensorflow|jax', name)]
+    assert 'torch' in needed('train')
+
+
+def test_the_files_of_the_space_agree():
+    manifest = yaml.safe_load((SPACE/'openenv.yaml').read_text())
+    front = yaml.safe_load((SPACE/'README.md').read_text().split('---')[1])
+    docker, declared = (SPACE/'Dockerfile').read_text(), manifest['validation']
+    assert (front['sdk'], front['base_path'], 'openenv' in front['tags']) == ('docker', '/web', True)
+    assert manifest['port'] == front['app_port'] == int(re.search(r'EXPOSE (\d+)', docker)[1])
+    assert f'"--port", "{manifest["port"]}"' in docker
+    module, _, name = manifest['app'].partition(':')
+    assert module == 'stocker.server' and callable(getattr(server_module, name))
+    reward, capabilities = declared['reward'], declared['capabilities']
+    assert (reward['oracle_tolerance'], reward['floor_margin']) == (trials.ORACLE_TOLERANCE, trials.FLOOR_MARGIN)
+    assert capabilities['declared_task_count'] == {split: len(served_rows(split)) for split in SERVED_SPLITS}
+    files = [capabilities['oracle']['location'], capabilities['canaries'], *declared['execution'].values()]
+    assert all((SPACE/file).is_file() for file in files if '/' in file or file == 'Dockerfile')
+    canaries = json.loads((SPACE/'validation'/'canaries.json').read_text())['trajectories']
+    assert canaries == {name: [{'side': side, 'quantity': quantity} for side, quantity in orders]
+                        for name, orders in trials.CANARIES.items()}
+
+
+def test_what_the_space_says_can_be_done(url, monkeypatch, capsys):
+    code = re.search(r'```python\n(.*?)```', (SPACE/'README.md').read_text(), re.S)[1]
+    exec(code.replace('http://127.0.0.1:8000', url), {})
+    assert capsys.readouterr().out.startswith('0.38')
+    monkeypatch.setattr(sys, 'argv', ['oracle.py', url])
+    with pytest.raises(SystemExit) as ended: runpy.run_path(SPACE/'validation'/'oracle.py')
+    assert ended.value.code == 0 and "'highest': 0.7" in capsys.readouterr().out
+
+
+def test_the_turns_for_verifiers_play_an_episode(url):
+    notebook = json.loads((ROOT/'nbs'/'14_trials.ipynb').read_text())
+    text = next(text for cell in notebook['cells'] if 'class StockerTurns' in (text := ''.join(cell['source'])))
+    code = re.search(r'```python\n(.*?)```', text, re.S)[1].replace('http://127.0.0.1:8000', url)
+    stand_in = types.SimpleNamespace(MultiTurnEnv=object, UserMessage=types.SimpleNamespace, cleanup=lambda made: made)
+    names = {'verifiers': stand_in, 'StockerClient': StockerClient, 'ruling_of': ruling_of, 'mean': mean}
+    exec(code, names)
+
+    async def roll_out():
+        turns, state = names['StockerTurns'](), {'info': {'task': 'task_hard'}, 'client': 'the model'}
+        messages = (await turns.setup_state(state))['prompt']
+        for text in itertools.cycle(['{"side": "buy", "quantity": 5}', 'no idea', '{"side": "sell", "quantity": 5}']):
+            messages.append(types.SimpleNamespace(content=text))
+            messages += await turns.env_response(messages, state)
+            if 'final_env_response' in state: break
+        await turns.leave(state)
+        return state, await names['mean_reward'](state)
+    state, reward = asyncio.run(roll_out())
+    assert state['client'] == 'the model' and len(state['rewards']) == 42 and -1 <= reward <= 1
+    assert StockerObservation.model_validate_json(state['prompt'][0].content).ticker == 'META'
+    assert StockerObservation.model_validate_json(state['final_env_response'][0].content).done
 
 
 # The OpenAPI document
+
+def aimed(case):
+    "The same request about things that are there, so that it may get an answer."
+    if case.path_parameters: case.path_parameters['env_name'] = 'stocker'
+    for values in (case.body, case.query):
+        if not isinstance(values, dict): continue
+        if 'episode_id' in values: values['episode_id'] = 'there'
+        if 'split' in values and case.path != '/reset': values['split'] = 'tasks'
+        if 'index' in values and case.path != '/reset': values['index'] %= 3
+    return case
+
+
+def statuses(operation, mode, checks):
+    "Some requests as the document allows them, or forbids them; every answer has to pass the checks."
+    few, seen = settings(max_examples=5, deadline=None, derandomize=True, database=None,
+                         suppress_health_check=list(HealthCheck)), set()
+
+    @few
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def hold(case):
+        answer = (aimed(case) if mode.is_positive else case).call()
+        seen.add(answer.status_code)
+        case.validate_response(answer, checks=checks)
+    hold()
+    return seen
+
 
 @pytest.mark.filterwarnings('ignore')
 def test_the_document_is_true():
     schemathesis = pytest.importorskip('schemathesis')
     from schemathesis.checks import not_a_server_error
-    from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance, negative_data_rejection, response_schema_conformance)
     checks = [not_a_server_error, content_type_conformance, response_schema_conformance]
-    document = schemathesis.openapi.from_asgi('/openapi.json', create_app())
-    operations = [result.ok() for result in document.get_all_operations()]
-    assert {'/reset', '/step', '/state', '/schema', '/mcp'} <= {operation.path for operation in operations}
-    few = settings(max_examples=6, deadline=None, derandomize=True, database=None,
-                   suppress_health_check=list(HealthCheck))
-    for operation in operations:
-        @few
-        @given(case=operation.as_strategy())
-        def hold(case): case.call_and_validate(checks=checks)
-        hold()
+    modes = schemathesis.GenerationMode
+    app = create_app()
+    TestClient(app).post('/reset', json={'episode_id': 'there'})
+    document = schemathesis.openapi.from_asgi('/openapi.json', app)
+    operations = {operation.path: operation for result in document.get_all_operations() if (operation := result.ok())}
+    assert {'/reset', '/step', '/state', '/schema', '/mcp', '/{env_name}/task'} <= set(operations)
+    for path, operation in operations.items():
+        assert 200 in statuses(operation, modes.POSITIVE, checks), path
+    for path in ('/reset', '/step'):
+        assert statuses(operations[path], modes.NEGATIVE, [*checks, negative_data_rejection]) <= {200, 400, 422}

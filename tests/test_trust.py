@@ -1,11 +1,13 @@
 """The audit: every check holds, and every check fails when the thing it guards is broken."""
 import contextlib
 import inspect
+import json
 import os
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,7 @@ from stocker import trust
 from stocker.accounting import affordable_quantity, fill_order, greedy_orders, simulate
 from stocker.cache import VoteCache
 from stocker.core import ROLES, Timing, Vote, canonical_json, package_path, write_atomically
-from stocker.council import rule_council, write_trace
+from stocker.council import ask_all, rule_council, write_trace
 from stocker.episodes import TASKS, Timeline, load_task
 from stocker.llm import ScriptedClient
 from stocker.prompts import fenced, vote_messages
@@ -423,6 +425,17 @@ def test_the_effect_of_instructions_on_a_model_is_measured(episode):
         {'signal': -1 if 'administrator' in messages[1]['content'] else 1, 'confidence': 1, 'rationale': ''}), 'led')
     assert trust.injection_effect(led, looks) == pytest.approx(0.2)
     assert trust.injection_effect(led, looks[:0]) == 0.0
+    assert trust.injection_effect(led, looks, role='geopolitics') == pytest.approx(0.2)
+    assert 0.1 < trust.injection_effect(led, looks, role='forum_sentiment') <= 0.2 # long posts are cut before it
+
+
+def test_the_effect_of_instructions_on_orders_is_measured(episode):
+    def gullible(look):
+        return Vote(signal=-1.0 if 'sell' in look.news[0].headline else 1.0, confidence=1.0, rationale='')
+    looks = [look for look in episode.observations() if look.news][:3]
+    council = replace(rule_council(), specialists={'news': gullible})
+    assert trust.order_effect(council, looks) == pytest.approx(0.4)
+    assert trust.order_effect(rule_council(), looks) == trust.order_effect(rule_council(), []) == 0.0
 
 
 @pytest.mark.parametrize('fence', [
@@ -510,6 +523,147 @@ def test_a_disk_that_refuses_is_told_and_a_careless_writer_found():
     assert not list(trust.disk_faults('read-only', trace, write_trace))
 
 
+# --- the clock jumps ---
+
+def test_files_get_any_time_and_keep_what_they_hold(tmp_path):
+    for name in 'abc': (tmp_path/name).write_text(name)
+    (tmp_path/'folder').mkdir()
+    before = trust.contents(tmp_path)
+    trust.wrong_times(tmp_path, np.random.default_rng(1))
+    times = [path.stat().st_mtime for path in tmp_path.iterdir()]
+    assert trust.contents(tmp_path) == before and len(set(times)) == 4 and max(times) - min(times) > 1e8
+
+
+def test_a_clock_that_jumps_goes_back_and_forward_and_is_put_right_again():
+    true = time.time, time.time_ns
+    with pytest.raises(KeyError), trust.jumping_clock():
+        seen = [time.time() for _ in trust.JUMPS]
+        assert abs(time.time_ns() - true[1]()) < 1e9
+        raise KeyError
+    assert (time.time, time.time_ns) == true
+    steps = np.diff(seen)
+    assert steps.min() < -1e9 and steps.max() > 1e9
+
+
+class ByTime(VoteCache):
+    "A cache that reads a file again only if its time and its size have changed."
+
+    known = {}
+
+    def get(self, role, ticker, date, digest, adapter='base'):
+        path = self.path(role, ticker, date, adapter)
+        key = path, (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+        if key not in self.known: self.known[key] = super().get(role, ticker, date, digest, adapter)
+        return self.known[key]
+
+
+class Expiring(VoteCache):
+    "A cache whose votes count for a year."
+
+    def get(self, role, ticker, date, digest, adapter='base'):
+        path = self.path(role, ticker, date, adapter)
+        if path.exists() and time.time() - path.stat().st_mtime > 3e7: return None
+        return super().get(role, ticker, date, digest, adapter) or Vote(signal=0.0, confidence=0.0, rationale='')
+
+
+def test_a_cache_that_trusts_the_clock_is_found():
+    assert list(trust.clock_cache_faults()) == []
+    assert 'is not the one that is read' in next(trust.clock_cache_faults(ByTime))
+    assert 'is not the one that is read' in next(trust.clock_cache_faults(Expiring))
+
+
+def test_patience_by_the_clock_of_the_system_is_found(monkeypatch):
+    assert list(trust.clock_council_faults()) == []
+    monkeypatch.setattr('stocker.council.time', SimpleNamespace(monotonic=lambda: time.time()))
+    early, late = trust.clock_council_faults()
+    assert 'called late' in early and 'waited for' in late
+
+
+def test_a_council_without_patience_or_without_a_limit_is_found():
+    short, = trust.clock_council_faults(lambda seats, look, seconds: ask_all(seats, look, min(seconds, 0.001)))
+    endless, = trust.clock_council_faults(lambda seats, look, seconds: ask_all(seats, look))
+    assert 'called late' in short and 'waited for' in endless
+
+
+def test_a_server_that_trusts_the_clock_is_found():
+    assert list(trust.clock_server_faults()) == []
+    assert list(trust.clock_server_faults(lambda: time.time()))
+
+
+# --- kills of a sweep, a build and a training ---
+
+@needs_fork
+def test_a_sweep_that_writes_in_place_is_found():
+    def in_place(folder, trace, table):
+        folder.mkdir(exist_ok=True)
+        with open(folder/'sweep.csv', 'w') as file:
+            for total in table['total'][:60]:
+                print(total, file=file, flush=True)
+                time.sleep(0.001)
+    def not_the_same(folder, trace, table):
+        folder.mkdir(exist_ok=True)
+        with write_atomically(folder/'sweep.csv') as temporary: temporary.write_text(f'{os.getpid()} {time.time_ns()}')
+    assert 'sweep.csv is damaged.' in trust.check_killed_sweep(write=in_place).faults
+    assert not trust.check_killed_sweep(write=not_the_same).holds
+
+
+def steps_of(folder, begin, more):
+    "Steps that add up, each kept with all that `more` adds; goes on where it stopped."
+    file = Path(folder, 'checkpoint', 'adapter_model.safetensors')
+    state = json.loads(file.read_text()) if file.is_file() else begin
+    while state['step'] < 20:
+        state = more({**state, 'step': state['step'] + 1})
+        with write_atomically(file) as temporary: temporary.write_text(json.dumps(state))
+        (file.parent/'trainer_state.json').touch()
+        time.sleep(0.005)
+
+
+@needs_fork
+def test_a_training_that_goes_on_where_it_stopped_is_sound(tmp_path):
+    kills, faults = trust.kill_trainings(
+        lambda folder: steps_of(folder, {'step': 0, 'sum': 0}, lambda state: {**state, 'sum': state['sum'] + 1}),
+        tmp_path, 8)
+    assert kills > 2 and [fault for fault in faults if 'damaged' not in fault] == []
+
+
+@needs_fork
+def test_a_training_that_forgets_where_it_stopped_is_found(tmp_path):
+    def drawn(folder):
+        rng = np.random.default_rng(0)
+        steps_of(folder, {'step': 0, 'sum': 0.0}, lambda state: {**state, 'sum': state['sum'] + rng.random()})
+    kills, faults = trust.kill_trainings(drawn, tmp_path, 4)
+    assert kills and any('learned something else' in fault for fault in faults)
+
+
+@needs_fork
+def test_a_training_that_fails_or_cannot_go_on_is_found(tmp_path):
+    def fails(folder): raise SystemExit('no such luck')
+    def once(folder):
+        Path(folder).mkdir(parents=True)
+        steps_of(folder, {'step': 0}, dict)
+    assert trust.kill_trainings(fails, tmp_path/'a', 1) == (0, ['The training fails.'])
+    assert 'A killed run cannot go on.' in trust.kill_trainings(once, tmp_path/'b', 1)[1]
+
+
+def test_only_finished_checkpoints_are_looked_at(tmp_path):
+    for name in ('checkpoint-2', 'checkpoint-4'):
+        (tmp_path/name).mkdir()
+        (tmp_path/name/'optimizer.pt').write_text('whole')
+        (tmp_path/name/'training_args.bin').write_text(name)
+    (tmp_path/'checkpoint-2'/'trainer_state.json').write_text('{}')
+    expected = trust.learned(tmp_path)
+    assert set(expected) == {'checkpoint-2/optimizer.pt', 'checkpoint-4/optimizer.pt'}
+    for name in ('checkpoint-2', 'checkpoint-4'): (tmp_path/name/'optimizer.pt').write_text('who')
+    assert trust.damaged(tmp_path, expected) == ['checkpoint-2/optimizer.pt']
+
+
+def test_a_program_for_training_that_breaks_down_is_a_fault():
+    result = trust.check_killed_training(program='raise SystemExit("no such luck")')
+    assert result.faults == ('no such luck',)
+    assert trust.check_killed_training(program='print([3, []])').holds
+    assert not trust.check_killed_training(program='print([0, []])').holds
+
+
 # --- the audit ---
 
 def test_a_check_that_breaks_down_is_a_fault_and_the_others_run():
@@ -525,6 +679,14 @@ def test_every_check_has_a_name_of_its_own_and_can_be_handed_something_broken():
     assert len(set(trust.CHECKS)) == len(trust.CHECKS) >= 20
 
 
+def test_every_check_is_seen_failing_in_the_notebook():
+    notebook = Path(trust.__file__).parent.parent/'nbs'/'17_trust.ipynb'
+    if not notebook.is_file(): pytest.skip('no notebooks here')
+    cells = [''.join(cell['source']) for cell in json.loads(notebook.read_text(encoding='utf-8'))['cells']]
+    shown = '\n'.join(cell for cell in cells if 'test_eq(' in cell and ('False' in cell or '.faults' in cell))
+    for check in (*trust.CHECKS, *trust.FULL_CHECKS): assert check.__name__ in shown, check
+
+
 def test_a_build_that_writes_in_place_is_found():
     "The program writes half of a file, waits, and writes the rest."
     program = '''
@@ -532,10 +694,10 @@ import sys, time
 from pathlib import Path
 folder = Path(sys.argv[1]); folder.mkdir(exist_ok=True)
 with open(folder/'prices.csv', 'w') as file:
-    file.write('half'); file.flush(); time.sleep(1); file.write('rest')
+    file.write('half'); file.flush(); time.sleep(3); file.write('rest')
 '''
     assert not trust.check_killed_build(True, program).holds
-    whole = program.replace('time.sleep(1); ', '').replace("'prices.csv'", "'prices.tmp'") + 'time.sleep(1)\n'
+    whole = program.replace('time.sleep(3); ', '').replace("'prices.csv'", "'prices.tmp'") + 'time.sleep(1)\n'
     assert trust.check_killed_build(True, whole + "(folder/'prices.tmp').replace(folder/'prices.csv')\n").holds
 
 
@@ -547,6 +709,7 @@ def test_training_that_differs_is_found():
 
 def test_what_cannot_run_is_left_out(monkeypatch):
     monkeypatch.setattr(trust, 'find_spec', lambda name: None)
-    assert trust.check_training not in trust.checks_of(False) and trust.check_killed_build in trust.checks_of(False)
+    assert {trust.check_training, trust.check_killed_training}.isdisjoint(trust.checks_of(False))
+    assert trust.check_killed_build in trust.checks_of(False)
     monkeypatch.delattr(os, 'fork', raising=False)
-    assert len(trust.checks_of(True)) == len(trust.CHECKS) - 3
+    assert len(trust.checks_of(True)) == len(trust.CHECKS) - 4
