@@ -5,20 +5,21 @@
 # %% auto #0
 __all__ = ['RuleAll', 'Messages', 'MessagesOf', 'CREDITS', 'SIGNS', 'OLDEST_TORCHAO', 'LARGE_SETTINGS', 'POCKET_SETTINGS',
            'OTHER_SENSES', 'T4_MEMORY', 'NF4_BITS', 'Chances', 'CURRICULA', 'BRIEF_PROMPT', 'SCORES', 'ADAPTER',
-           'WARM_START', 'QUESTION_FORM', 'LOGGED', 'YEARS_OF_THE_TASKS', 'EVALUATION', 'RIVALS', 'SHOWN',
-           'RESULTS_HEAD', 'one_by_one', 'play_on', 'play_all', 'Start', 'visited', 'random_orders', 'draw',
-           'mixed_starts', 'run_at', 'questions_at', 'prompt_rows', 'check_lengths', 'Ledger', 'open_ledger',
-           'credit_orders', 'read_once', 'CreditReward', 'rest_of_episode', 'check_groups', 'check_packages',
-           'precision', 'grpo_settings', 'language_targets', 'lora_settings', 'gemma4_e4b_config', 'count_weights',
-           'memory_plan', 'memory_advice', 'Alarms', 'voted_difficulty', 'voted_regimes', 'curriculum_chances',
-           'Questions', 'brief_messages', 'brief_answer', 'load_student', 'mean_reward', 'callback', 'watch', 'rounds',
-           'write_json', 'make_trainer', 'load_weights', 'load_trained', 'trained_moderator', 'save_trained',
-           'data_record', 'data_words', 'model_card', 'Trained', 'last_checkpoint', 'readable', 'earlier_scores',
-           'keep_best', 'run_record', 'lesson_rows', 'imitate', 'warm_start', 'train', 'Splits', 'control_splits',
-           'spread_out', 'corpus_splits', 'load_splits', 'remembered', 'judge', 'write_tables', 'run_groups',
-           'joint_table', 'seeds_of', 'test_part', 'curve_figure', 'run_part', 'compile_results']
+           'WARM_START', 'QUESTION_FORM', 'LOGGED', 'YEARS_OF_THE_TASKS', 'EVALUATION', 'PORTFOLIOS', 'RIVALS',
+           'FEW_EPISODES', 'SHOWN', 'RESULTS_HEAD', 'one_by_one', 'play_on', 'play_all', 'Start', 'visited',
+           'random_orders', 'draw', 'mixed_starts', 'run_at', 'questions_at', 'prompt_rows', 'check_lengths', 'Ledger',
+           'open_ledger', 'credit_orders', 'read_once', 'CreditReward', 'rest_of_episode', 'check_groups',
+           'check_packages', 'precision', 'grpo_settings', 'language_targets', 'lora_settings', 'gemma4_e4b_config',
+           'count_weights', 'memory_plan', 'memory_advice', 'Alarms', 'voted_difficulty', 'voted_regimes',
+           'curriculum_chances', 'Questions', 'brief_messages', 'brief_answer', 'load_student', 'mean_reward',
+           'callback', 'watch', 'rounds', 'write_json', 'make_trainer', 'load_weights', 'load_trained',
+           'trained_moderator', 'save_trained', 'data_record', 'data_words', 'model_card', 'Trained', 'last_checkpoint',
+           'readable', 'earlier_scores', 'keep_best', 'run_record', 'lesson_rows', 'imitate', 'warm_start', 'train',
+           'Splits', 'control_splits', 'spread_out', 'corpus_splits', 'load_splits', 'remembered', 'judge',
+           'portfolio_figure', 'write_picture', 'write_tables', 'run_groups', 'joint_table', 'seeds_of', 'test_part',
+           'one_by_one_lines', 'curve_figure', 'run_part', 'compile_results']
 
-# %% ../nbs/12_grpo.ipynb #d51fc12d
+# %% ../nbs/12_grpo.ipynb #51b51ccd
 import importlib.metadata
 import importlib.util
 import json
@@ -46,13 +47,15 @@ from .corpus import balanced_weights, easy_first, load_corpus, regimes
 from .council import Moderated, Moderator, VotedEpisode, collect_votes, vote_mean, vote_mean_all_in
 from .env import Course, Run, lay_out
 from .episodes import TASKS, load_task
+from .evaluation import BLUE, GREY, ORANGE
 from .moderators import read_logistic
 from .pocket import (
     HOLD, ModelModerator, Question, Student, load_pocket, pocket_messages, possible_order, tokenized)
 from .prompts import trade_messages
 from .reward import BONUS_LIMIT, RewardWeights, reward_terms, trajectory_bonus
 from .specialists import RULE_ANALYSTS
-from .statistics import BASELINE_POLICIES, evaluate, paired_difference, summarise, verdict
+from .statistics import (
+    BASELINE_POLICIES, evaluate, paired_difference, play_policies, summarise, verdict)
 from .worlds import placebo_world, planted_world, silence
 
 if TYPE_CHECKING:
@@ -1143,7 +1146,7 @@ def load_splits(
     if name == 'corpus': return corpus_splits(timing)
     raise StockerError(f"unknown episodes {name!r}: choose one of planted, placebo, corpus")
 
-# %% ../nbs/12_grpo.ipynb #7276ae6e
+# %% ../nbs/12_grpo.ipynb #fdf6813b
 def remembered(
     voted: Sequence[VotedEpisode], # what is traded
     rule_all: RuleAll, # who decides
@@ -1168,12 +1171,45 @@ def judge(
         load_weights(trained.model, trained.folder/WARM_START)
         for name, voted in splits.tests.items(): stages[name]['warm start'] = trained.remembered(voted, weights)
         load_weights(trained.model, trained.folder/ADAPTER)
+    drawn = 'tasks' if 'tasks' in splits.tests else next(iter(splits.tests))
     for name, voted in splits.tests.items():
         after = trained.remembered(voted, weights)
         policies = {**stages[name], 'after': after, **BASELINE_POLICIES, 'logistic': read_logistic()}
         tables[name] = evaluate(policies, voted, weights, random_like=['after'], progress=False)
+        if name == drawn: write_picture(trained.folder/PORTFOLIOS, portfolio_figure(policies, voted[:3], weights))
     write_tables(trained.folder/EVALUATION, tables)
     return tables
+
+
+def portfolio_figure(
+    policies: Mapping[str, Any], # by name, as `evaluate` takes them
+    voted: Sequence[VotedEpisode], # one panel for each
+    weights: RewardWeights = RewardWeights(), # for its transaction cost
+) -> 'Figure':
+    "What the portfolio was worth after each decision, before and after training, beside two baselines."
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(9, 2.7), layout='constrained')
+    colours = {'buy and hold': GREY, 'vote mean': 'black', 'warm start': 'tab:green', 'before': ORANGE, 'after': BLUE}
+    for ax, one in zip(figure.subplots(1, len(voted), squeeze=False)[0], voted, strict=True):
+        runs = play_policies({name: policies[name] for name in colours if name in policies}, one, weights)
+        for name, run in runs.items():
+            ax.plot([one.episode.starting_cash, *run.values], color=colours[name], label=name,
+                    linewidth=2.0 if name == 'after' else 1.0)
+        ax.set_title(f'{one.episode.ticker}, {one.episode.dates[0]} to {one.episode.dates[-1]}', fontsize=8, loc='left')
+        ax.set_xlabel('decision')
+        ax.tick_params(labelsize=7)
+    figure.axes[0].set_ylabel('portfolio, USD')
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=5, fontsize=7)
+    return figure
+
+
+def write_picture(
+    path: Path, # a .png file
+    figure: 'Figure',
+) -> None:
+    "Write a figure, whole or not at all."
+    with write_atomically(path) as temporary:
+        figure.savefig(temporary, dpi=80, format='png', metadata={'Software': None})
 
 
 def write_tables(
@@ -1188,8 +1224,9 @@ def write_tables(
 
 
 EVALUATION = 'evaluation.json' # beside run.json: by test, one row for each policy and episode
+PORTFOLIOS = 'portfolios.png' # beside run.json: some of the episodes
 
-# %% ../nbs/12_grpo.ipynb #f635dfcc
+# %% ../nbs/12_grpo.ipynb #467506c1
 def run_groups(
     folder: str | Path, # with a folder for each run
 ) -> dict[str, list[dict[str, Any]]]: # by what they have in common: their records, by seed
@@ -1199,6 +1236,7 @@ def run_groups(
         if not (file.parent/EVALUATION).is_file(): continue
         record = json.loads(file.read_text(encoding='utf-8'))
         record['evaluation'] = json.loads((file.parent/EVALUATION).read_text(encoding='utf-8'))
+        record['folder'] = file.parent.name
         groups.setdefault(file.parent.name.rsplit('_', 1)[0], []).append(record)
     if groups: return {name: sorted(records, key=lambda record: record['seed']) for name, records in groups.items()}
     raise StockerError(f'{folder}: no run here was trained and judged; begin with stocker train')
@@ -1224,7 +1262,7 @@ def seeds_of(
     "A policy and its seeds."
     return [name for name in dict.fromkeys(table['policy']) if name == policy or name.startswith(f'{policy} seed ')]
 
-# %% ../nbs/12_grpo.ipynb #16de9e03
+# %% ../nbs/12_grpo.ipynb #2b22fca8
 RIVALS: tuple[str, ...] = ('before', 'warm start', 'vote mean', 'hold', 'buy and hold', 'random like after')
 
 
@@ -1242,7 +1280,21 @@ def test_part(
     found = [paired_difference(table, after, seeds_of(table, rival), column, level=1 - 0.05 / len(pairs))
              for rival, column in pairs]
     return '\n'.join([f'#### {test}', '', '| policy | ' + ' | '.join(SHOWN) + ' | unreadable |',
-                      '|' + '---|' * (len(SHOWN) + 2), *lines, '', *(f'- {verdict(one)}' for one in found), ''])
+                      '|' + '---|' * (len(SHOWN) + 2), *lines, '', *one_by_one_lines(table),
+                      *(f'- {verdict(one)}' for one in found), ''])
+
+
+def one_by_one_lines(
+    table: pd.DataFrame, # one row for each policy and episode
+) -> list[str]: # markdown; nothing where there are too many to be shown
+    "The total reward of each episode by itself, where they are few."
+    if table['episode'].nunique() > FEW_EPISODES: return []
+    each = table.pivot_table('total_reward', 'policy', 'episode', sort=False)
+    rows = [f'| {name} | ' + ' | '.join(f'{value:+.3f}' for value in row) + ' |' for name, row in each.iterrows()]
+    return ['| total reward of | ' + ' | '.join(each) + ' |', '|' + '---|' * (len(each.columns) + 1), *rows, '']
+
+
+FEW_EPISODES = 4
 
 
 SHOWN: tuple[str, ...] = ('total_reward', 'return', 'return_before_fees', 'max_drawdown', 'exposure', 'turnover')
@@ -1268,11 +1320,11 @@ def curve_figure(
     figure.suptitle(title, x=0.01, ha='left', fontsize=10)
     return figure
 
-# %% ../nbs/12_grpo.ipynb #f41c5989
+# %% ../nbs/12_grpo.ipynb #1f22c729
 def run_part(
     name: str, # of the group
     records: Sequence[Mapping[str, Any]], # of runs that differ in their seed only
-    picture: str, # file name of their curves
+    pictures: Sequence[str], # file names of their curves and portfolios
 ) -> str: # markdown
     "What is said about a group of runs."
     first, seconds = records[0], [f"{record['seconds']:.0f}" for record in records]
@@ -1286,7 +1338,7 @@ def run_part(
         f"Trained on {data_words(first['training'])}. Checkpoint chosen on {data_words(first['validation'])}.", '',
         *([f"Warm start: {first['lessons']} answers of the vote mean.", ''] if first['lessons'] else []),
         *([f"Curriculum: {first['curriculum']}.", ''] if first['curriculum'] != 'none' else []),
-        *alarms, *([''] if alarms else []), f'![Curves of {name}]({picture})', '',
+        *alarms, *([''] if alarms else []), *(f'![{name}]({one})\n' for one in pictures),
         *(test_part(records, test) for test in first['evaluation'])])
 
 
@@ -1299,9 +1351,9 @@ def compile_results(
     parts = [RESULTS_HEAD]
     for name, records in groups.items():
         picture = f'{name}_curves.png'
-        with write_atomically(folder/picture) as temporary:
-            curve_figure(records, name).savefig(temporary, dpi=80, format='png', metadata={'Software': None})
-        parts.append(run_part(name, records, picture))
+        write_picture(folder/picture, curve_figure(records, name))
+        drawn = [f"{record['folder']}/{PORTFOLIOS}" for record in records]
+        parts.append(run_part(name, records, [picture, *(one for one in drawn if (folder/one).is_file())]))
     if notes: parts.append('\n'.join(['## Not run here', '', *(f'- {note}' for note in notes), '']))
     with write_atomically(folder/'RESULTS.md') as temporary:
         temporary.write_text('\n'.join(parts), encoding='utf-8')

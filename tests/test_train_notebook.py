@@ -25,7 +25,7 @@ def test_it_trains_judges_and_saves(notebook, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ['runs']
     folder = tmp_path/'runs'/'notebook'
     assert sorted(path.name for path in folder.iterdir()) == [
-        'checkpoints', 'evaluation.json', 'moderator-lora', 'run.json']
+        'checkpoints', 'evaluation.json', 'moderator-lora', 'portfolios.png', 'run.json']
     record = json.loads((folder/'run.json').read_text(encoding='utf-8'))
     assert (record['steps'], record['horizon'], record['seed']) == (1, 2, 1)
 
