@@ -1167,7 +1167,7 @@ def judge(
     tables, stages = {}, {}
     for name, voted in splits.tests.items():
         with trained.model.disable_adapter(): stages[name] = {'before': trained.remembered(voted, weights)}
-    if (trained.folder/WARM_START).is_dir():
+    if trained.record['lessons']: # a folder alone could be left from another run
         load_weights(trained.model, trained.folder/WARM_START)
         for name, voted in splits.tests.items(): stages[name]['warm start'] = trained.remembered(voted, weights)
         load_weights(trained.model, trained.folder/ADAPTER)
