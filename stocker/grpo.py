@@ -14,10 +14,10 @@ __all__ = ['RuleAll', 'Messages', 'MessagesOf', 'CREDITS', 'SIGNS', 'OLDEST_TORC
            'curriculum_chances', 'Questions', 'brief_messages', 'brief_answer', 'load_student', 'mean_reward',
            'callback', 'watch', 'rounds', 'write_json', 'make_trainer', 'load_weights', 'load_trained',
            'trained_moderator', 'save_trained', 'data_record', 'data_words', 'model_card', 'Trained', 'last_checkpoint',
-           'readable', 'earlier_scores', 'keep_best', 'run_record', 'lesson_rows', 'imitate', 'warm_start', 'train',
-           'Splits', 'control_splits', 'spread_out', 'corpus_splits', 'load_splits', 'remembered', 'judge',
-           'portfolio_figure', 'write_picture', 'write_tables', 'run_groups', 'joint_table', 'seeds_of', 'test_part',
-           'one_by_one_lines', 'curve_figure', 'run_part', 'compile_results']
+           'readable', 'earlier_scores', 'keep_best', 'run_record', 'check_forward', 'lesson_rows', 'imitate',
+           'warm_start', 'train', 'Splits', 'control_splits', 'spread_out', 'corpus_splits', 'load_splits',
+           'remembered', 'judge', 'portfolio_figure', 'write_picture', 'write_tables', 'run_groups', 'joint_table',
+           'seeds_of', 'test_part', 'one_by_one_lines', 'curve_figure', 'run_part', 'compile_results']
 
 # %% ../nbs/12_grpo.ipynb #51b51ccd
 import importlib.metadata
@@ -964,6 +964,25 @@ def run_record(
             'answers_a_step': settings.generation_batch_size, 'device': trainer.model.device.type,
             'reward_seconds': reward.seconds, **more, 'log': log}
 
+# %% ../nbs/12_grpo.ipynb #5fc2940e
+def check_forward(
+    model: Any, # a torch model, with or without an adapter
+    student: Student, # how it is asked
+    question: Question, # any
+) -> float: # loss, nats a token
+    "Read a question with and without the cache; losses that differ or are not finite are a `StockerError`."
+    import torch
+    inputs = tokenized(student.tokenizer, [student.messages(*question)], return_tensors='pt').to(model.device)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        one, other = (float(model(**inputs, labels=inputs['input_ids'], use_cache=cache).loss)
+                      for cache in (True, False))
+    model.train(training)
+    if math.isfinite(one) and math.isclose(one, other, rel_tol=0.02): return one
+    raise StockerError(f'{student.name} reads the same text with a loss of {one:.3f} with its cache and {other:.3f} '
+                       'without: upgrade transformers before training it')
+
 # %% ../nbs/12_grpo.ipynb #ece63bdb
 def lesson_rows(
     voted: Sequence[VotedEpisode], # training episodes
@@ -1021,7 +1040,7 @@ def warm_start(
         half.rename(folder)
     load_weights(model, folder)
 
-# %% ../nbs/12_grpo.ipynb #d20375eb
+# %% ../nbs/12_grpo.ipynb #2b43a1d8
 def train(
     model: str, # 'pocket', 'smollm2', or a chat model: a name on the hub, or a folder
     episodes: Sequence[VotedEpisode], # to train on
@@ -1058,6 +1077,7 @@ def train(
     chances = curriculum_chances(curriculum, episodes, weights)
     questions = Questions(episodes, student, prompts, seed, weights, policy_episodes, chances)
     trainer = make_trainer(student, settings, reward, questions, lora)
+    check_forward(trainer.model, student, (episodes[0].votes[0], Run(reward.courses[0]).portfolio))
     if lessons: warm_start(trainer.model, student, episodes, lessons, out/WARM_START, seed, resume)
     moderator, checkpoint = student.moderator(trainer.model), last_checkpoint(out/'checkpoints') if resume else None
     reward.policy, scores = moderator.rule_all, earlier_scores(checkpoint)
@@ -1146,7 +1166,7 @@ def load_splits(
     if name == 'corpus': return corpus_splits(timing)
     raise StockerError(f"unknown episodes {name!r}: choose one of planted, placebo, corpus")
 
-# %% ../nbs/12_grpo.ipynb #fdf6813b
+# %% ../nbs/12_grpo.ipynb #cfdaa71e
 def remembered(
     voted: Sequence[VotedEpisode], # what is traded
     rule_all: RuleAll, # who decides

@@ -27,11 +27,11 @@ from peft import get_peft_model
 from safetensors.torch import load_file
 
 from stocker.grpo import (
-    ADAPTER, SCORES, WARM_START, Alarms, CreditReward, Questions, Splits, Start, Trained, brief_answer, brief_messages,
-    check_groups, check_lengths, check_packages, compile_results, credit_orders, curriculum_chances, grpo_settings,
-    imitate, judge, language_targets, last_checkpoint, lesson_rows, load_trained, lora_settings, memory_advice,
-    memory_plan, mixed_starts, one_by_one, open_ledger, play_all, precision, prompt_rows, random_orders, run_at, train,
-    trained_moderator, visited, voted_difficulty, voted_regimes, watch)
+    ADAPTER, SCORES, WARM_START, Alarms, CreditReward, Questions, Splits, Start, Trained, brief_answer,
+    brief_messages, check_forward, check_groups, check_lengths, check_packages, compile_results, credit_orders,
+    curriculum_chances, grpo_settings, imitate, judge, language_targets, last_checkpoint, lesson_rows, load_trained,
+    lora_settings, memory_advice, memory_plan, mixed_starts, one_by_one, open_ledger, play_all, precision,
+    prompt_rows, random_orders, run_at, train, trained_moderator, visited, voted_difficulty, voted_regimes, watch)
 from stocker.pocket import ModelModerator, Student, load_pocket, pocket_messages
 from stocker.prompts import LanguageSpecialist
 from stocker.specialists import RULE_ANALYSTS
@@ -404,6 +404,16 @@ def test_gemma_4_gives_the_same_with_and_without_its_cache():
     with torch.no_grad():
         one, other = (model(input_ids=numbers, labels=numbers, use_cache=cache) for cache in (True, False))
     torch.testing.assert_close(one.loss, other.loss)
+
+
+@pytest.mark.parametrize('losses', [(2.0, 9.0), (float('nan'), float('nan')), (float('inf'), 2.0)])
+def test_a_model_that_reads_otherwise_without_its_cache_is_not_trained(world, monkeypatch, losses):
+    student = load_pocket()
+    assert check_forward(student.model, student, (world[0].votes[0], first_portfolio(world[0]))) > 0
+    monkeypatch.setattr(type(student.model), 'forward', lambda self, use_cache, **rest: SimpleNamespace(
+        loss=torch.tensor(losses[0] if use_cache else losses[1])))
+    with pytest.raises(StockerError, match='upgrade transformers'):
+        check_forward(student.model, student, (world[0].votes[0], first_portfolio(world[0])))
 
 
 def test_a_warm_start_is_kept_apart_from_what_came_after(world, tmp_path):
