@@ -6,20 +6,20 @@
 __all__ = ['NewsDownload', 'yahoo_stories', 'read_story', 'fetch_stories', 'latest_session', 'observe_latest', 'unseen', 'Advice',
            'advise']
 
-# %% ../nbs/15_advice.ipynb #0785d8c0
+# %% ../nbs/15_advice.ipynb #6c0c5b72
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from .core import (
-    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
+from stocker.core import (
+    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, data_path,
+    need)
 from .corpus import current_facts, fetch_window, relations_of, ticker_facts
 from .council import Council
 from .data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
 from .episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
-from .core import data_path
 from .reward import RewardWeights
 
 # %% ../nbs/15_advice.ipynb #c9525ed3

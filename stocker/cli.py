@@ -6,10 +6,10 @@
 __all__ = ['POLICY_WIDTH', 'app', 'ModelOption', 'ModeratorOption', 'CacheOption', 'RecordingOption', 'AdapterOption',
            'SourceOption', 'CACHE_ROOT', 'DEMO_HORIZONS', 'corpus_app', 'data_app', 'cache_app', 'CacheRoot',
            'PackedFile', 'SharedPlace', 'USAGE_ERROR', 'result_table', 'write_run', 'show_help', 'episodes_of',
-           'client_of', 'recorded_client', 'ModeratorName', 'moderator_of', 'trained', 'council_of', 'trade', 'run',
-           'train_demo', 'demo', 'prompt', 'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'setting',
-           'train', 'results', 'serve', 'check_server', 'audit', 'forum_export', 'build', 'check', 'stats', 'verify',
-           'pack', 'unpack', 'push', 'pull', 'bench', 'complain', 'main']
+           'client_of', 'recorded_client', 'ModeratorName', 'moderator_of', 'council_of', 'trade', 'run', 'train_demo',
+           'demo', 'prompt', 'run_folders', 'report', 'advise', 'build_corpus', 'tune', 'setting', 'train', 'results',
+           'serve', 'check_server', 'audit', 'forum_export', 'build', 'check', 'stats', 'verify', 'pack', 'unpack',
+           'push', 'pull', 'bench', 'complain', 'main']
 
 # %% ../nbs/20_cli.ipynb #28f63c9d
 import sys
@@ -128,15 +128,7 @@ def moderator_of(
     from stocker.moderators import read_logistic
     return read_logistic() if name == 'logistic' else MODERATORS[name]
 
-# %% ../nbs/20_cli.ipynb #c6576f04
-def trained(
-    adapter: Path, # its folder
-) -> 'Moderator':
-    "A moderator that `stocker train` made, on the model that it was trained on."
-    from stocker.grpo import trained_moderator
-    return trained_moderator(adapter)
-
-
+# %% ../nbs/20_cli.ipynb #f8009d23
 def council_of(
     model: str, # rules, smollm2, gemma, recorded, or the address of an endpoint
     moderator: str | None, # of ModeratorName; None: the vote mean for rules, else the model itself
@@ -153,8 +145,11 @@ def council_of(
     if model == 'rules':
         if moderator == 'language' or recording:
             raise StockerError('rules cannot moderate as a language model; name one with --model')
-        name = str(adapter) if adapter else moderator or 'vote_mean'
-        return Council(RULE_ANALYSTS, trained(adapter) if adapter else moderator_of(name), name)
+        if adapter:
+            from stocker.grpo import trained_moderator
+            return Council(RULE_ANALYSTS, trained_moderator(adapter), str(adapter))
+        name = moderator or 'vote_mean'
+        return Council(RULE_ANALYSTS, moderator_of(name), name)
     client = recorded_client(model, recording)
     chosen = moderator_of(moderator) if moderator not in (None, 'language') else None
     if adapter: chosen = LanguageModerator.from_adapter(adapter, client)

@@ -6,8 +6,8 @@
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'WRITTEN_AS_IS', 'StockerError', 'DataError', 'Side', 'Frozen', 'TradeAction',
            'Vote', 'Abstention', 'CouncilDecision', 'Ruling', 'Timing', 'as_timing', 'Bar', 'Headline', 'ForumPost',
            'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'file_marks', 'package_path', 'data_path', 'cache_folder',
-           'file_stem', 'need', 'secret']
+           'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_marks', 'package_path', 'data_path',
+           'cache_folder', 'file_stem', 'need', 'secret']
 
 # %% ../nbs/00_core.ipynb #6fe2c2e6
 import hashlib
@@ -311,6 +311,15 @@ def write_atomically(
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
+
+# %% ../nbs/00_core.ipynb #b911a73b
+def write_json(
+    path: str | Path, # its folder is made
+    value: Any, # anything that `plain` accepts
+) -> None:
+    "Write a value as JSON, whole or not at all."
+    with write_atomically(path) as temporary:
+        temporary.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 # %% ../nbs/00_core.ipynb #e47038f3
 def file_marks(

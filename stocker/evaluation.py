@@ -241,12 +241,13 @@ def episode_figure(
     figure.suptitle(headline(comparison), y=0.985)
     return figure
 
-# %% ../nbs/10_evaluation.ipynb #461680ed
+# %% ../nbs/10_evaluation.ipynb #6935a0b9
 def figure_png(
     figure: 'Figure', # a drawn figure
+    dpi: int = 100, # dots per inch
 ) -> bytes: # PNG without a creation time, so equal figures are equal bytes
     "A figure as a picture file."
     from io import BytesIO
     buffer = BytesIO()
-    figure.savefig(buffer, format='png', dpi=100, metadata={'Software': None})
+    figure.savefig(buffer, format='png', dpi=dpi, metadata={'Software': None})
     return buffer.getvalue()

@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['RuleAll', 'Messages', 'MessagesOf', 'CREDITS', 'SIGNS', 'OLDEST_TORCHAO', 'LARGE_SETTINGS', 'POCKET_SETTINGS',
            'OTHER_SENSES', 'T4_MEMORY', 'NF4_BITS', 'Chances', 'CURRICULA', 'BRIEF_PROMPT', 'SCORES', 'ADAPTER',
-           'WARM_START', 'QUESTION_FORM', 'LOGGED', 'YEARS_OF_THE_TASKS', 'EVALUATION', 'PORTFOLIOS', 'RIVALS',
-           'FEW_EPISODES', 'SHOWN', 'RESULTS_HEAD', 'one_by_one', 'play_on', 'play_all', 'Start', 'visited',
-           'random_orders', 'draw', 'mixed_starts', 'run_at', 'questions_at', 'prompt_rows', 'check_lengths', 'Ledger',
-           'open_ledger', 'credit_orders', 'read_once', 'CreditReward', 'rest_of_episode', 'check_groups',
-           'check_packages', 'precision', 'grpo_settings', 'language_targets', 'lora_settings', 'gemma4_e4b_config',
-           'count_weights', 'memory_plan', 'memory_advice', 'Alarms', 'voted_difficulty', 'voted_regimes',
-           'curriculum_chances', 'Questions', 'brief_messages', 'brief_answer', 'load_student', 'mean_reward',
-           'callback', 'watch', 'rounds', 'write_json', 'make_trainer', 'load_weights', 'load_trained',
-           'trained_moderator', 'save_trained', 'data_record', 'data_words', 'model_card', 'Trained', 'last_checkpoint',
-           'readable', 'earlier_scores', 'keep_best', 'run_record', 'check_forward', 'lesson_rows', 'imitate',
-           'warm_start', 'train', 'Splits', 'control_splits', 'spread_out', 'corpus_splits', 'load_splits',
-           'remembered', 'judge', 'portfolio_figure', 'write_picture', 'write_tables', 'run_groups', 'joint_table',
-           'seeds_of', 'test_part', 'one_by_one_lines', 'curve_figure', 'run_part', 'compile_results']
+           'WARM_START', 'LOGGED', 'YEARS_OF_THE_TASKS', 'EVALUATION', 'PORTFOLIOS', 'RIVALS', 'FEW_EPISODES', 'SHOWN',
+           'RESULTS_HEAD', 'one_by_one', 'play_on', 'play_all', 'Start', 'visited', 'random_orders', 'draw',
+           'mixed_starts', 'run_at', 'questions_at', 'prompt_rows', 'check_lengths', 'Ledger', 'open_ledger',
+           'credit_orders', 'read_once', 'CreditReward', 'rest_of_episode', 'check_groups', 'check_packages',
+           'precision', 'grpo_settings', 'language_targets', 'lora_settings', 'gemma4_e4b_config', 'count_weights',
+           'memory_plan', 'memory_advice', 'Alarms', 'voted_difficulty', 'voted_regimes', 'curriculum_chances',
+           'Questions', 'brief_messages', 'brief_answer', 'load_student', 'mean_reward', 'callback', 'watch', 'rounds',
+           'make_trainer', 'load_weights', 'load_trained', 'trained_moderator', 'save_trained', 'data_record',
+           'data_words', 'model_card', 'Trained', 'last_checkpoint', 'readable', 'earlier_scores', 'keep_best',
+           'run_record', 'check_forward', 'lesson_rows', 'imitate', 'warm_start', 'train', 'Splits', 'control_splits',
+           'spread_out', 'corpus_splits', 'load_splits', 'remembered', 'judge', 'portfolio_figure', 'write_picture',
+           'write_tables', 'run_groups', 'joint_table', 'seeds_of', 'test_part', 'one_by_one_lines', 'curve_figure',
+           'run_part', 'compile_results']
 
-# %% ../nbs/12_grpo.ipynb #51b51ccd
+# %% ../nbs/12_grpo.ipynb #d34902b6
 import importlib.metadata
 import importlib.util
 import json
@@ -42,16 +42,16 @@ from tqdm.auto import tqdm
 from .accounting import ALL_SHARES, fill_batch
 from .answers import TradeAnswer, Unreadable, answer_text, read_trade
 from .core import (
-    ROLES, Portfolio, Ruling, Side, StockerError, Votes, digest, need, plain, write_atomically)
+    ROLES, Portfolio, Ruling, Side, StockerError, Votes, digest, need, plain, write_atomically, write_json)
 from .corpus import balanced_weights, easy_first, load_corpus, regimes
 from .council import Moderated, Moderator, VotedEpisode, collect_votes, vote_mean, vote_mean_all_in
 from .env import Course, Run, lay_out
 from .episodes import TASKS, load_task
-from .evaluation import BLUE, GREY, ORANGE
+from .evaluation import BLUE, GREY, ORANGE, figure_png
 from .moderators import read_logistic
 from .pocket import (
-    HOLD, ModelModerator, Question, Student, load_pocket, pocket_messages, possible_order, tokenized)
-from .prompts import trade_messages
+    ModelModerator, Question, Student, load_pocket, pocket_messages, possible_order, tokenized)
+from .prompts import NO_TRADE, QUESTION_FORM, trade_messages
 from .reward import BONUS_LIMIT, RewardWeights, reward_terms, trajectory_bonus
 from .specialists import RULE_ANALYSTS
 from .statistics import (
@@ -103,7 +103,7 @@ def play_all(
     "Let one moderator trade many episodes together."
     return play_on(voted, [Run(lay_out(one.episode, one.timing, weights)) for one in voted], rule_all, note)
 
-# %% ../nbs/12_grpo.ipynb #9ecc5018
+# %% ../nbs/12_grpo.ipynb #7aa4127b
 class Start(NamedTuple):
     "Where a run stood when a decision was due."
 
@@ -134,7 +134,7 @@ def random_orders(
     "Orders at random: now and then all, half or less of what is possible, on any side."
     def rule_all(questions: Sequence[Question]) -> list[Ruling]:
         "An order for each question, or none."
-        return [Ruling(possible_order(rng, portfolio) if rng.random() < often else HOLD, 'at random')
+        return [Ruling(possible_order(rng, portfolio) if rng.random() < often else NO_TRADE, 'at random')
                 for _, portfolio in questions]
     return rule_all
 
@@ -692,7 +692,7 @@ def mean_reward(
     "How well a moderator does."
     return float(np.mean([run.total_reward for run in play_all(voted, rule_all, weights)]))
 
-# %% ../nbs/12_grpo.ipynb #0b1f8774
+# %% ../nbs/12_grpo.ipynb #0ecc27e5
 def callback(
     **events: Callable[..., None], # by name, e.g. on_log; each gets the trainer's arguments, state and control
 ) -> 'TrainerCallback':
@@ -734,15 +734,6 @@ def rounds(
 
 SCORES = 'scores.json' # beside the checkpoints: validation score by step
 
-
-def write_json(
-    path: Path, # its folder is made
-    value: Any, # anything that `plain` accepts
-) -> None:
-    "Write a value as JSON, whole or not at all."
-    with write_atomically(path) as temporary:
-        temporary.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
-
 # %% ../nbs/12_grpo.ipynb #f52ea5d9
 def make_trainer(
     student: Student, # who is trained
@@ -762,9 +753,8 @@ def make_trainer(
         if part.requires_grad: part.data = part.data.float() # half of a number is too little to add small steps to
     return trainer
 
-# %% ../nbs/12_grpo.ipynb #51237bff
+# %% ../nbs/12_grpo.ipynb #ba268342
 ADAPTER, WARM_START = 'moderator-lora', 'warm-start'
-QUESTION_FORM = 'question_form.json' # beside an adapter: the function that asked its questions
 
 
 def load_weights(
@@ -1040,7 +1030,7 @@ def warm_start(
         half.rename(folder)
     load_weights(model, folder)
 
-# %% ../nbs/12_grpo.ipynb #2b43a1d8
+# %% ../nbs/12_grpo.ipynb #c4b642a4
 def train(
     model: str, # 'pocket', 'smollm2', or a chat model: a name on the hub, or a folder
     episodes: Sequence[VotedEpisode], # to train on
@@ -1070,11 +1060,11 @@ def train(
     changes = {**(POCKET_SETTINGS if model == 'pocket' else {}), **changes}
     prompts = prompts or (960 if model == 'pocket' else 256)
     longest_answer = changes.pop('longest_answer', None)
+    chances = curriculum_chances(curriculum, episodes, weights)
     settings = grpo_settings(out/'checkpoints', longest_answer or 128, seed, **changes)
     student = student or load_student(model, brief=brief)
     student = replace(student, longest_answer=longest_answer or student.longest_answer)
     settings.max_completion_length = student.longest_answer
-    chances = curriculum_chances(curriculum, episodes, weights)
     questions = Questions(episodes, student, prompts, seed, weights, policy_episodes, chances)
     trainer = make_trainer(student, settings, reward, questions, lora)
     check_forward(trainer.model, student, (episodes[0].votes[0], Run(reward.courses[0]).portfolio))
@@ -1166,7 +1156,7 @@ def load_splits(
     if name == 'corpus': return corpus_splits(timing)
     raise StockerError(f"unknown episodes {name!r}: choose one of planted, placebo, corpus")
 
-# %% ../nbs/12_grpo.ipynb #cfdaa71e
+# %% ../nbs/12_grpo.ipynb #a9433a8b
 def remembered(
     voted: Sequence[VotedEpisode], # what is traded
     rule_all: RuleAll, # who decides
@@ -1228,8 +1218,7 @@ def write_picture(
     figure: 'Figure',
 ) -> None:
     "Write a figure, whole or not at all."
-    with write_atomically(path) as temporary:
-        figure.savefig(temporary, dpi=80, format='png', metadata={'Software': None})
+    with write_atomically(path) as temporary: temporary.write_bytes(figure_png(figure, dpi=80))
 
 
 def write_tables(

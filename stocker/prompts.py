@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['HARMLESS', 'TEXT_LENGTH', 'MARK_DIGITS', 'WEEK', 'CANDLES_TOLD', 'LINES_SHOWN', 'POST_LENGTH', 'PEER_ORDER', 'SEATS',
            'VOTE_FORM', 'OUTSIDE_RULE', 'PICTURE_TOLD', 'EXAMPLE', 'CHART_TOLD', 'SAID_LENGTH', 'REASON_LENGTH',
-           'TRADE_PROMPT', 'NO_TRADE', 'outside_line', 'fenced', 'amount', 'change', 'range_told', 'mean_close',
-           'chart_evidence', 'earnings_told', 'season_evidence', 'indicator_evidence', 'days_ago', 'lines_told',
-           'news_evidence', 'forum_evidence', 'world_evidence', 'move_told', 'peer_evidence', 'chart_url', 'Seat',
-           'system_prompt', 'nothing_to_judge', 'question', 'vote_messages', 'role_prompt', 'chart_setting', 'vote_of',
-           'LanguageSpecialist', 'language_specialists', 'vote_told', 'votes_told', 'portfolio_told', 'trade_messages',
-           'ruling_of', 'LanguageModerator', 'language_council']
+           'TRADE_PROMPT', 'NO_TRADE', 'QUESTION_FORM', 'outside_line', 'fenced', 'amount', 'change', 'range_told',
+           'mean_close', 'chart_evidence', 'earnings_told', 'season_evidence', 'indicator_evidence', 'days_ago',
+           'lines_told', 'news_evidence', 'forum_evidence', 'world_evidence', 'move_told', 'peer_evidence', 'chart_url',
+           'Seat', 'system_prompt', 'nothing_to_judge', 'question', 'vote_messages', 'role_prompt', 'chart_setting',
+           'vote_of', 'LanguageSpecialist', 'language_specialists', 'vote_told', 'votes_told', 'portfolio_told',
+           'trade_messages', 'ruling_in', 'ruling_of', 'LanguageModerator', 'language_council']
 
-# %% ../nbs/09_prompts.ipynb #8c253370
+# %% ../nbs/09_prompts.ipynb #c8baec04
 import base64
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .accounting import affordable_quantity
-from .answers import TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, Unreadable, read_trade, read_vote
+from .answers import TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, read_trade, read_vote
 from .cache import CachedSpecialist, VoteCache
 from .charts import CHART_AVERAGES, CHART_SESSIONS, chart_png
 from .core import (
@@ -505,19 +505,30 @@ def trade_messages(
     text = f'{votes_told(votes)}\n{portfolio_told(portfolio)}\nYour order, as one JSON object:'
     return [{'role': 'system', 'content': TRADE_PROMPT}, {'role': 'user', 'content': text}]
 
-# %% ../nbs/09_prompts.ipynb #779fb3a5
+# %% ../nbs/09_prompts.ipynb #45526c6a
 NO_TRADE = TradeAction(side=Side.HOLD, quantity=0)
+
+
+def ruling_in(
+    text: str, # what a model said
+) -> Ruling: # no trade where it cannot be read
+    "The ruling in a text."
+    answer = read_trade(text)
+    if isinstance(answer, TradeAnswer): return Ruling(answer.action, answer.rationale, said=text)
+    return Ruling(NO_TRADE, answer.reason, unreadable=True, said=text)
 
 
 def ruling_of(
     reply: Reply, # what the model answered
 ) -> Ruling: # no trade where it cannot be read
     "The ruling in a reply."
-    answer = Unreadable(reason=f'no whole answer: {reply.problem}') if reply.problem else read_trade(reply.text)
-    if isinstance(answer, TradeAnswer): return Ruling(answer.action, answer.rationale, said=reply.text)
-    return Ruling(NO_TRADE, answer.reason, unreadable=True, said=reply.text)
+    if not reply.problem: return ruling_in(reply.text)
+    return Ruling(NO_TRADE, f'no whole answer: {reply.problem}', unreadable=True, said=reply.text)
 
-# %% ../nbs/09_prompts.ipynb #4e7ebc53
+# %% ../nbs/09_prompts.ipynb #a11b99fd
+QUESTION_FORM = 'question_form.json' # beside an adapter: the function that asked its questions
+
+
 @dataclass(frozen=True)
 class LanguageModerator:
     "A language model that merges the votes."
@@ -535,7 +546,7 @@ class LanguageModerator:
         if not hasattr(client, 'load_adapter'):
             raise StockerError(f'{type(client).__name__} cannot load {path}: only a model in this process can; '
                                'an endpoint has to be started with the adapter, and is asked for it by name')
-        if (form := Path(path)/'question_form.json').is_file() and 'trade_messages' not in form.read_text('utf-8'):
+        if (form := Path(path)/QUESTION_FORM).is_file() and 'trade_messages' not in form.read_text('utf-8'):
             raise StockerError(f'{path} was trained on another form of question: load it with grpo.trained_moderator')
         client.load_adapter(path, name)
         return LanguageModerator(client, name)

@@ -11,7 +11,7 @@ __all__ = ['Order', 'ORACLE_TOLERANCE', 'FLOOR_MARGIN', 'FLOOR_ORDERS', 'CANARIE
            'EchoObservation', 'EchoEnvironment', 'run_trial_server', 'trial_server', 'resident_bytes', 'memory_growth',
            'ServedDecision', 'served_rewards']
 
-# %% ../nbs/14_trials.ipynb #02021d0f
+# %% ../nbs/14_trials.ipynb #7b02c68f
 import asyncio
 import json
 import subprocess
@@ -33,7 +33,8 @@ from .client import (
 from .core import SIDES, StockerError, Timing, write_atomically
 from .council import rule_council
 from .episodes import TASKS, Episode, load_task
-from .pocket import HOLD, pocket_messages, ruling_of
+from .pocket import pocket_messages
+from .prompts import NO_TRADE, ruling_in
 from .reward import RewardWeights, yardstick
 from .server import Environment, Limits, StockerEnvironment, create_app, http_answer, listen, make_server
 
@@ -519,7 +520,7 @@ class ServedDecision:
         votes = self.council.decide(market_observation(self.seen), portfolio(self.seen)).votes
         return pocket_messages(votes, portfolio(self.seen))[0]['content']
 
-# %% ../nbs/14_trials.ipynb #e5b89751
+# %% ../nbs/14_trials.ipynb #1030fa25
 def served_rewards(
     completions: Sequence[Any], # what the model said, one for each environment; texts or messages
     environments: Sequence[ServedDecision], # each at its decision
@@ -528,11 +529,12 @@ def served_rewards(
     "Send each answer as an order; one that cannot be read earns -1 a day."
     rewards = []
     for said, environment in zip(completions, environments, strict=True):
-        ruling = ruling_of(said if isinstance(said, str) else said[-1]['content'])
+        ruling = ruling_in(said if isinstance(said, str) else said[-1]['content'])
         if ruling.unreadable:
             rewards.append(-float(environment.days))
             continue
         answers = [environment.client.step(ruling.action)]
-        while len(answers) < environment.days and not answers[-1].done: answers.append(environment.client.step(HOLD))
+        while len(answers) < environment.days and not answers[-1].done:
+            answers.append(environment.client.step(NO_TRADE))
         rewards.append(sum(answer.reward for answer in answers))
     return rewards

@@ -13,7 +13,7 @@ __all__ = ['read_outcome', 'SETTINGS', 'SEED_GRID', 'SETTING_LIMITS', 'MOST_NUMB
            'heat_map', 'fits_heat_map', 'try_orders', 'group_rewards', 'group_advantages', 'setting_classes', 'choose',
            'write_choice', 'told', 'write_sweep', 'find_trace']
 
-# %% ../nbs/11_tuning.ipynb #2e79518c
+# %% ../nbs/11_tuning.ipynb #455fe176
 import json
 import math
 import os
@@ -31,7 +31,7 @@ import pandas as pd
 
 from .accounting import ALL_SHARES, fill_batch, fill_order, greedy_orders, max_drawdown
 from .cache import observation_digest
-from .core import StockerError, Timing, as_timing, digest, plain, write_atomically
+from .core import StockerError, Timing, as_timing, digest, write_atomically, write_json
 from .council import Trace, play, read_trace, rule_council
 from .data import write_table
 from .env import Run, StockerEnv, lay_out
@@ -630,7 +630,7 @@ def choose(
     return {'choice': chosen[names].to_dict(), 'total': float(chosen.total), 'reason': reason,
             'alternatives': alternatives}
 
-# %% ../nbs/11_tuning.ipynb #bb6cec36
+# %% ../nbs/11_tuning.ipynb #c6c4f81c
 def write_choice(
     path: str | Path, # a .json file, by custom chosen_settings.json; its folder is made
     trace: Trace, # a whole run
@@ -645,8 +645,7 @@ def write_choice(
         raise StockerError(f"the table has a total of {chosen['total']:+.6f} for the chosen setting and the trace "
                            f'{own:+.6f}: sweep this trace first')
     record = {**chosen, 'episode': trace.episode, 'council': trace.council, 'trace': digest(trace)}
-    with write_atomically(path) as temporary:
-        temporary.write_text(json.dumps(plain(record), indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+    write_json(path, record)
 
 # %% ../nbs/11_tuning.ipynb #e8992f5b
 def told(

@@ -10,7 +10,8 @@ from stocker.answers import Unreadable, read_trade
 from stocker.core import ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, data_path
 from stocker.pocket import (
     NUMBERS, ModelModerator, at_least, lesson, load_pocket, new_pocket, pocket_answer, pocket_messages,
-    pocket_tokenizer, portfolio_lines, possible_order, random_portfolio, random_votes, ruling_of, vocabulary, vote_line)
+    pocket_tokenizer, portfolio_lines, possible_order, random_portfolio, random_votes, vocabulary, vote_line)
+from stocker.prompts import ruling_in
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -124,7 +125,7 @@ def test_first_weights_follow_the_seed_and_leave_the_generator_alone():
 
 
 def test_babble_is_no_trade():
-    ruling = ruling_of('{"side": "buy", "quantity": ')
+    ruling = ruling_in('{"side": "buy", "quantity": ')
     assert ruling.unreadable and ruling.action.side is Side.HOLD and ruling.said
 
 

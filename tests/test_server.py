@@ -45,7 +45,7 @@ from stocker.client import StockerAction, StockerClient, StockerObservation, mar
 from stocker.core import DataError, StockerError
 from stocker.env import StockerEnv
 from stocker.episodes import TASKS, Episode, load_task
-from stocker.pocket import ruling_of
+from stocker.prompts import ruling_in
 from stocker.reward import RewardWeights
 from stocker.server import (
     SERVED_SPLITS, Limits, StockerEnvironment, create_app, http_answer, listen, served, served_rows)
@@ -828,7 +828,7 @@ def test_the_turns_for_verifiers_play_an_episode(url):
     text = next(text for cell in notebook['cells'] if 'class StockerTurns' in (text := ''.join(cell['source'])))
     code = re.search(r'```python\n(.*?)```', text, re.S)[1].replace('http://127.0.0.1:8000', url)
     stand_in = types.SimpleNamespace(MultiTurnEnv=object, UserMessage=types.SimpleNamespace, cleanup=lambda made: made)
-    names = {'verifiers': stand_in, 'StockerClient': StockerClient, 'ruling_of': ruling_of, 'mean': mean}
+    names = {'verifiers': stand_in, 'StockerClient': StockerClient, 'ruling_in': ruling_in, 'mean': mean}
     exec(code, names)
 
     async def roll_out():
