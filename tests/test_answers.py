@@ -340,6 +340,14 @@ def test_any_text(text):
     for reader in (read_vote, read_trade): assert sound(reader(text)) and reader(text) == reader(text)
 
 
+def test_a_reason_does_not_quote_a_whole_tree():
+    tree = {'00\x08': None, '\U0001b2fc\U0001bc6b': {'000\U00018d09': [None, 4.9480588893305966e+107],
+                                                  '000\U00018d0a': None, '\U00018d09': {'000\U00018d09': None}}}
+    for value in (tree, [tree] * 5, {'a' * 40: tree}):
+        assert refused(read_trade(json.dumps({'side': value, 'quantity': 1, 'rationale': ''})), "Input should be")
+        assert refused(read_vote(json.dumps({'signal': value, 'confidence': 1, 'rationale': ''})))
+
+
 @settings(max_examples=300, deadline=None)
 @given(json_values, json_values, json_values)
 def test_any_values(first, second, third):
