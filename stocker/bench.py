@@ -439,11 +439,11 @@ def corpus_measurements(
             Measurement('their memory', f'{peak:.2f} GB', 'limit 1.5 GB', 1.5 / peak, 1.0),
             Measurement('their growth', line, 'twice the time of half', 2 * half / took[-1], 0.8)]
 
-# %% ../nbs/19_bench.ipynb #35b7f926
+# %% ../nbs/19_bench.ipynb #36b061c9
 def reward_batch() -> Callable[[], int]: # grades ten batches
     "Sixty-four answers with a horizon of five decisions."
     from stocker.council import vote_mean
-    from stocker.grpo import CreditReward, Start, one_by_one, visited
+    from stocker.credit import CreditReward, Start, one_by_one, visited
     from stocker.worlds import planted_world
     voted = planted_world(1, episodes=8).episodes
     reward, starts = CreditReward(voted), visited(voted, one_by_one(vote_mean))[:64]
@@ -470,7 +470,7 @@ def training_measurements() -> list[Measurement]:
     world = planted_world(1, episodes=10).episodes
     with tempfile.TemporaryDirectory() as folder:
         record = train('pocket', world[:8], world[8:], folder, prompts=96, num_train_epochs=1, logging_steps=1,
-                       disable_tqdm=True, report_to=[]).record
+                       per_device_train_batch_size=64, disable_tqdm=True, report_to=[]).record
     step = statistics.median(line['step_time'] for line in record['log'])
     share = record['reward_seconds'] / record['steps'] / step
     return [Measurement('pocket training, 64 answers a step', f'{1 / step:.1f} steps/s', 'at least 2 steps/s',

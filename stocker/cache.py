@@ -7,10 +7,11 @@ __all__ = ['RESERVED', 'MOST_CHARACTERS', 'UNCHANGEABLE', 'REMEMBERED', 'MOST_RE
            'PACKED_COLUMNS', 'SEAL_BYTES', 'GET_IT_AGAIN', 'PACKED_FILE', 'escape_name', 'unescape_name', 'check_label',
            'check_day', 'Place', 'place_path', 'path_place', 'bar_text', 'observation_text', 'is_fixed',
            'observation_digest', 'question_digest', 'pair_digest', 'vote_digest', 'StoredVote', 'read_stored',
-           'clear_place', 'checked_vote', 'keep_vote', 'read_changed', 'find_vote', 'VoteCache', 'CachedSpecialist',
-           'cache_root', 'place_problem', 'stored_votes', 'cache_stats', 'file_problem', 'verify_cache', 'packed_row',
-           'stored_row', 'footer_start', 'seal', 'is_sealed', 'pack_cache', 'packed_table', 'packed_votes',
-           'unpack_cache', 'shared_place', 'make_shared_place', 'push_cache', 'pull_cache']
+           'clear_place', 'checked_vote', 'keep_vote', 'read_changed', 'find_vote', 'VoteCache', 'keep_answer',
+           'CachedSpecialist', 'cache_root', 'place_problem', 'stored_votes', 'cache_stats', 'file_problem',
+           'verify_cache', 'packed_row', 'stored_row', 'footer_start', 'seal', 'is_sealed', 'pack_cache',
+           'packed_table', 'packed_votes', 'unpack_cache', 'shared_place', 'make_shared_place', 'push_cache',
+           'pull_cache']
 
 # %% ../nbs/09_cache.ipynb #b69bbe31
 import copy
@@ -329,7 +330,24 @@ class VoteCache:
         return keep_vote(self.root, StoredVote(
             role=role, adapter=adapter, ticker=ticker, date=date, digest=digest, model=model, vote=checked_vote(vote)))
 
-# %% ../nbs/09_cache.ipynb #04edd9b6
+# %% ../nbs/09_cache.ipynb #ab4eedfe
+def keep_answer(
+    specialist: 'CachedSpecialist', # whose answer it is
+    observation: MarketObservation, # what was public
+    key: str, # from `key`, taken before the specialist was asked
+    answer: Vote | Abstention, # what it said
+) -> Vote | Abstention: # the same
+    "Keep an answer if it is a vote; a disk that refuses is a warning."
+    if not isinstance(answer, Vote): return answer
+    role, day = specialist.role, observation.date
+    try:
+        return specialist.cache.put(
+            role, observation.ticker, day, key, answer, specialist.adapter, model=specialist.model)
+    except OSError as error:
+        warnings.warn(f'{role} {day}: the vote counts but is not kept ({error})', stacklevel=2)
+        return answer
+
+# %% ../nbs/09_cache.ipynb #9eaa3b0a
 @dataclass(frozen=True, eq=False)
 class CachedSpecialist:
     "A specialist that remembers its votes."
@@ -366,19 +384,7 @@ class CachedSpecialist:
         "The kept vote of this very question."
         return self.cache.get(self.role, observation.ticker, observation.date, key, self.adapter)
 
-    def keep(
-        self,
-        observation: MarketObservation, # what was public
-        key: str, # from `key`, taken before the specialist was asked
-        answer: Vote | Abstention, # what it said
-    ) -> Vote | Abstention: # the same
-        "Keep an answer if it is a vote; a disk that refuses is a warning."
-        if not isinstance(answer, Vote): return answer
-        place = self.role, observation.ticker, observation.date
-        try: return self.cache.put(*place, key, answer, self.adapter, model=self.model)
-        except OSError as error:
-            warnings.warn(f'{self.role} {observation.date}: the vote counts but is not kept ({error})', stacklevel=2)
-            return answer
+    keep = keep_answer
 
     def __call__(
         self,
@@ -575,7 +581,7 @@ def make_shared_place(
     from huggingface_hub import create_repo
     create_repo(place, repo_type='dataset', exist_ok=True, token=secret('HF_TOKEN'))
 
-# %% ../nbs/09_cache.ipynb #45ef3238
+# %% ../nbs/09_cache.ipynb #acb06f2b
 def push_cache(
     root: str | Path, # folder of a cache
     place: str, # 'owner/name' on the hub, or a folder
@@ -589,7 +595,7 @@ def push_cache(
         files.put_file(str(packed), f'{folder}/{PACKED_FILE}')
     return count
 
-
+# %% ../nbs/09_cache.ipynb #2ad6594a
 def pull_cache(
     place: str, # 'owner/name' on the hub, or a folder
     root: str | Path, # folder of a cache; made where it is missing

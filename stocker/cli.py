@@ -128,7 +128,7 @@ def moderator_of(
     from stocker.moderators import read_logistic
     return read_logistic() if name == 'logistic' else MODERATORS[name]
 
-# %% ../nbs/20_cli.ipynb #f8009d23
+# %% ../nbs/20_cli.ipynb #d8162b62
 def council_of(
     model: str, # rules, smollm2, gemma, recorded, or the address of an endpoint
     moderator: str | None, # of ModeratorName; None: the vote mean for rules, else the model itself
@@ -146,7 +146,7 @@ def council_of(
         if moderator == 'language' or recording:
             raise StockerError('rules cannot moderate as a language model; name one with --model')
         if adapter:
-            from stocker.grpo import trained_moderator
+            from stocker.adapters import trained_moderator
             return Council(RULE_ANALYSTS, trained_moderator(adapter), str(adapter))
         name = moderator or 'vote_mean'
         return Council(RULE_ANALYSTS, moderator_of(name), name)
@@ -204,7 +204,7 @@ def run(
     council = council_of(model, moderator and moderator.value, timing, cache, recording, adapter)
     trade(episodes, timing, council, out)
 
-# %% ../nbs/20_cli.ipynb #39b8f44c
+# %% ../nbs/20_cli.ipynb #8560420d
 DEMO_HORIZONS = {'planted': 2, 'corpus': 5} # decisions that count; a planted analyst knows one move
 
 
@@ -215,7 +215,8 @@ def train_demo(
     import warnings
 
     import torch
-    from stocker.grpo import compile_results, judge, load_splits, train
+    from stocker.grpo import train
+    from stocker.results import compile_results, judge, load_splits
     from stocker.statistics import paired_difference, summarise, verdict
     torch.set_num_threads(1) # a model as small as this only waits for a second one
     warnings.simplefilter('ignore', FutureWarning)
@@ -350,7 +351,7 @@ def tune(
     files = write_sweep(folder, trace, table)
     typer.echo(f"{told(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
-# %% ../nbs/20_cli.ipynb #07589441
+# %% ../nbs/20_cli.ipynb #09c9ed9d
 def setting(
     option: str, # NAME=VALUE
 ) -> tuple[str, Any]: # name, and the value read as JSON, or else as it stands
@@ -361,7 +362,7 @@ def setting(
     try: return name, json.loads(value)
     except json.JSONDecodeError: return name, value
 
-
+# %% ../nbs/20_cli.ipynb #3acd7b01
 @app.command()
 def train(
     model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
@@ -379,33 +380,35 @@ def train(
     policy_episodes: Annotated[int, typer.Option(help='episodes that the model plays before a round')] = 32,
     few: Annotated[int | None, typer.Option(help='most episodes to choose on, and in each test')] = None,
     timing: Annotated[str, typer.Option(help='close or next_open')] = 'close',
+    transaction_cost: Annotated[float, typer.Option(min=0, help='fee as a fraction of what is traded')] = 0.001,
     out: Annotated[Path | None, typer.Option(help='folder of the run [training/runs/grpo_<time>]')] = None,
     resume: Annotated[bool, typer.Option(help='go on from the last checkpoint')] = False,
 ) -> None:
     "Train the moderator with GRPO, and judge it before and after."
     from datetime import datetime
 
-    from stocker.grpo import compile_results, judge, load_splits
     from stocker.grpo import train as train_moderator
+    from stocker.results import compile_results, judge, load_splits
+    from stocker.reward import RewardWeights
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
-    splits = load_splits(episodes, seed, timing)
+    splits, weights = load_splits(episodes, seed, timing), RewardWeights(transaction_cost=transaction_cost)
     if few: splits = splits.fewer(few)
     changes = {**dict(map(setting, set_ or [])), **({} if rounds is None else {'num_train_epochs': rounds})}
     trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
-                              resume=resume, brief=brief, lessons=lessons, curriculum=curriculum,
+                              weights, resume=resume, brief=brief, lessons=lessons, curriculum=curriculum,
                               policy_episodes=policy_episodes, **changes)
-    judge(trained, splits)
+    judge(trained, splits, weights)
     page = compile_results(out.parent)
     typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
 
-
+# %% ../nbs/20_cli.ipynb #3ee44d0a
 @app.command()
 def results(
     folder: Annotated[Path, typer.Argument(help='with a folder for each run')] = Path('training/runs'),
     note: Annotated[list[str] | None, typer.Option(help='a sentence on what was not run; may be repeated')] = None,
 ) -> None:
     "Write RESULTS.md from the records of all runs."
-    from stocker.grpo import compile_results
+    from stocker.results import compile_results
     typer.echo(compile_results(folder, note or ()))
 
 # %% ../nbs/20_cli.ipynb #97459e78

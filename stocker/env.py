@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PORTFOLIO_FEATURES', 'MAX_QUANTITY', 'BLOCK', 'read_order', 'read_action', 'whole', 'Course', 'lay_out', 'Run',
-           'Snapshot', 'observation_rows', 'ArrayObserver', 'as_episodes', 'choose_episode', 'set_random_state',
-           'StockerEnv', 'Batch', 'simulate_block', 'simulate_rewards']
+           'Snapshot', 'observation_rows', 'ArrayObserver', 'as_episodes', 'choose_episode', 'env_spaces', 'begin',
+           'set_random_state', 'take_snapshot', 'restore_snapshot', 'StockerEnv', 'Batch', 'empty_batch',
+           'simulate_block', 'check_orders', 'simulate_rewards']
 
 # %% ../nbs/07_env.ipynb #16160be0
 import json
@@ -212,8 +213,27 @@ def choose_episode(
         if episode.name == name: return episode
     raise StockerError(f"no episode {name!r} here: choose one of {', '.join(e.name for e in episodes[:5])}")
 
-# %% ../nbs/07_env.ipynb #5e93bb35
+# %% ../nbs/07_env.ipynb #76733ac9
 MAX_QUANTITY = 10_000
+
+
+def env_spaces() -> tuple[gymnasium.spaces.Box, gymnasium.spaces.MultiDiscrete]: # of observations; of actions
+    "What can be seen, and what can be ordered."
+    size = (len(FEATURES) + len(PORTFOLIO_FEATURES),)
+    return (gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32),
+            gymnasium.spaces.MultiDiscrete([len(SIDES), MAX_QUANTITY + 1]))
+
+# %% ../nbs/07_env.ipynb #bbf1a476
+def begin(
+    env: 'StockerEnv', # has a clock and weights
+    episode: Episode, # to be played
+) -> None:
+    "Put an environment before the first decision of an episode."
+    if episode is not getattr(env, 'episode', None):
+        env.episode, env._rows = episode, observation_rows(episode)
+        env._course = lay_out(episode, env.timing, env.weights)
+    env.run = Run(env._course)
+    env._observer = ArrayObserver(env._rows, env.run)
 
 # %% ../nbs/07_env.ipynb #123bf4ea
 def set_random_state(
@@ -227,11 +247,36 @@ def set_random_state(
         raise StockerError(f'this is not the state of a random generator ({error})') from None
     random.bit_generator.state = trial.state
 
-# %% ../nbs/07_env.ipynb #07b64ae8
+# %% ../nbs/07_env.ipynb #4d875705
+def take_snapshot(
+    env: 'StockerEnv', # in the middle of a run
+) -> Snapshot:
+    "The state of the run, to be restored later."
+    run = env.run
+    return Snapshot(env.episode.name, env.timing.value, run.step, run.cash, run.shares, run.peak, run.max_drawdown,
+                    run.value, env.np_random.bit_generator.state)
+
+# %% ../nbs/07_env.ipynb #d793741b
+def restore_snapshot(
+    env: 'StockerEnv', # to be changed
+    snapshot: Snapshot, # of an episode that this environment plays, under the same clock
+) -> np.ndarray: # the observation at that point
+    "Go back to a saved state; a snapshot of another clock or episode is a `StockerError`."
+    if snapshot.timing != env.timing.value:
+        raise StockerError(f'the snapshot was taken under {snapshot.timing!r}, '
+                           f'this environment runs under {env.timing.value!r}')
+    episode = choose_episode(env.episodes, snapshot.episode, env.np_random)
+    if snapshot.step > episode.steps: raise StockerError(f'snapshot: step = {snapshot.step}, of {episode.steps}')
+    if snapshot.random_state is not None: set_random_state(env.np_random, snapshot.random_state)
+    begin(env, episode)
+    for name in ('step', 'cash', 'shares', 'peak', 'max_drawdown', 'value'):
+        setattr(env.run, name, getattr(snapshot, name))
+    env.run.over = snapshot.step == episode.steps
+    return env._observer.show()
+
+# %% ../nbs/07_env.ipynb #30dcf751
 class StockerEnv(gymnasium.Env):
     "One share, one decision a session; Gymnasium's five-value contract."
-
-    metadata = {'render_modes': []}
 
     def __init__(
         self,
@@ -240,12 +285,9 @@ class StockerEnv(gymnasium.Env):
         weights: RewardWeights = RewardWeights(), # what the reward is made of
     ):
         self.episodes, self.timing, self.weights = as_episodes(task), as_timing(timing), weights
-        size = (len(FEATURES) + len(PORTFOLIO_FEATURES),)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
-        self.action_space = gymnasium.spaces.MultiDiscrete([len(SIDES), MAX_QUANTITY + 1])
-        self.episode = None
-        self._begin(self.episodes[0])
-        self.run.over = True
+        self.observation_space, self.action_space = env_spaces()
+        begin(self, self.episodes[0])
+        self.run.over = True # until `reset`
 
     def reset(
         self,
@@ -255,59 +297,30 @@ class StockerEnv(gymnasium.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]: # observation, information
         "Begin an episode with the starting cash and no shares."
         super().reset(seed=seed)
-        self._begin(choose_episode(self.episodes, (options or {}).get('episode'), self.np_random))
+        begin(self, choose_episode(self.episodes, (options or {}).get('episode'), self.np_random))
         return self._observer.show(), {'episode': self.episode.name}
-
-    def _begin(self, episode: Episode) -> None:
-        if episode is not self.episode:
-            self.episode, self._rows = episode, observation_rows(episode)
-            self._course = lay_out(episode, self.timing, self.weights)
-        self.run = Run(self._course)
-        self._observer = ArrayObserver(self._rows, self.run)
 
     def step(
         self,
         action: TradeAction | Mapping | Sequence | np.ndarray, # an order in any of its forms
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]: # observation, reward, terminated, truncated, information
         "Fill one order, value the portfolio, grade the step."
-        run = self.run
-        traded, invalid, terms = run.trade(*read_action(action))
-        information = {'portfolio_value': run.value, 'traded': traded, 'invalid': invalid, 'terms': terms}
-        return self._observer.show(), terms.reward, run.over, False, information
+        traded, invalid, terms = self.run.trade(*read_action(action))
+        information = {'portfolio_value': self.run.value, 'traded': traded, 'invalid': invalid, 'terms': terms}
+        return self._observer.show(), terms.reward, self.run.over, False, information
 
     @property
     def market_observation(self) -> MarketObservation:
         "What was public at the next decision; after the last one, at that one."
-        run = self.run
-        return self.episode.observations(self.timing)[min(run.step, self.episode.steps - 1)]
+        return self.episode.observations(self.timing)[min(self.run.step, self.episode.steps - 1)]
 
     @property
     def portfolio(self) -> Portfolio:
         "Where the run stands, for the moderator."
         return self.run.portfolio
 
-    def snapshot(self) -> Snapshot:
-        "The state of the run, to be restored later."
-        run = self.run
-        return Snapshot(self.episode.name, self.timing.value, run.step, run.cash, run.shares, run.peak,
-                        run.max_drawdown, run.value, self.np_random.bit_generator.state)
-
-    def restore(
-        self,
-        snapshot: Snapshot, # of an episode that this environment plays, under the same clock
-    ) -> np.ndarray: # the observation at that point
-        "Go back to a saved state; a snapshot of another clock or episode is a `StockerError`."
-        if snapshot.timing != self.timing.value:
-            raise StockerError(f'the snapshot was taken under {snapshot.timing!r}, '
-                               f'this environment runs under {self.timing.value!r}')
-        episode = choose_episode(self.episodes, snapshot.episode, self.np_random)
-        if snapshot.step > episode.steps: raise StockerError(f'snapshot: step = {snapshot.step}, of {episode.steps}')
-        if snapshot.random_state is not None: set_random_state(self.np_random, snapshot.random_state)
-        self._begin(episode)
-        for name in ('step', 'cash', 'shares', 'peak', 'max_drawdown', 'value'):
-            setattr(self.run, name, getattr(snapshot, name))
-        self.run.over = snapshot.step == self.episode.steps
-        return self._observer.show()
+    snapshot = take_snapshot
+    restore = restore_snapshot
 
 # %% ../nbs/07_env.ipynb #9e5b231c
 gymnasium.register('Stocker-v0', entry_point='stocker.env:StockerEnv')
@@ -321,6 +334,13 @@ class Batch:
     values: np.ndarray # (steps, runs) portfolio value after each decision, USD
     traded: np.ndarray # (steps, runs) shares bought (above zero) or sold (below zero)
     invalid: np.ndarray # (steps, runs) orders that could not trade
+
+# %% ../nbs/07_env.ipynb #6f20eaf4
+def empty_batch(
+    shape: tuple[int, int], # (steps, runs)
+) -> Batch: # to be filled
+    "Room for the outcome of many runs."
+    return Batch(*(np.empty(shape) for _ in range(3)), np.empty(shape, bool))
 
 # %% ../nbs/07_env.ipynb #93bed0ae
 def simulate_block(
@@ -344,10 +364,24 @@ def simulate_block(
                              weights.invalid_penalty * invalid, bonus, weights)
         out.rewards[t], out.values[t], out.traded[t], out.invalid[t] = terms.reward, value, traded, invalid
 
-# %% ../nbs/07_env.ipynb #0edfbff0
+# %% ../nbs/07_env.ipynb #edb33f0d
+def check_orders(
+    sides: np.ndarray, # (steps, runs) hold 0, buy 1, sell 2
+    quantities: np.ndarray, # (steps, runs) whole shares
+    steps: int, # decisions in the episode
+) -> None:
+    "A `StockerError` where arrays are no orders for an episode."
+    if not all(np.issubdtype(array.dtype, np.integer) for array in (sides, quantities)):
+        raise StockerError('sides and quantities have to be whole numbers: side codes 0, 1, 2 and numbers of shares')
+    if sides.shape != quantities.shape or sides.ndim != 2 or len(sides) != steps:
+        raise StockerError(f'sides {sides.shape} and quantities {quantities.shape}: '
+                           f'both need the shape ({steps}, runs)')
+    if sides.size and not (0 <= sides.min() and sides.max() <= 2): raise StockerError('a side code is not 0, 1 or 2')
+
+# %% ../nbs/07_env.ipynb #58d5b1b7
 BLOCK = 8192  # runs; a few dozen columns of this length fit the processor's cache
 
-# %% ../nbs/07_env.ipynb #005d12d2
+
 def simulate_rewards(
     episode: Episode,
     sides: np.ndarray, # (steps, runs) hold 0, buy 1, sell 2
@@ -357,14 +391,8 @@ def simulate_rewards(
 ) -> Batch:
     "Play many action sequences through an episode; rewards equal the environment's exactly."
     sides, quantities = np.asarray(sides), np.asarray(quantities)
-    if not all(np.issubdtype(array.dtype, np.integer) for array in (sides, quantities)):
-        raise StockerError('sides and quantities have to be whole numbers: side codes 0, 1, 2 and numbers of shares')
-    if sides.shape != quantities.shape or sides.ndim != 2 or len(sides) != episode.steps:
-        raise StockerError(f'sides {sides.shape} and quantities {quantities.shape}: '
-                           f'both need the shape ({episode.steps}, runs)')
-    if sides.size and not (0 <= sides.min() and sides.max() <= 2): raise StockerError('a side code is not 0, 1 or 2')
-    course = lay_out(episode, as_timing(timing), weights)
-    result = Batch(*(np.empty(sides.shape) for _ in range(3)), np.empty(sides.shape, bool))
+    check_orders(sides, quantities, episode.steps)
+    course, result = lay_out(episode, as_timing(timing), weights), empty_batch(sides.shape)
     for first in range(0, sides.shape[1], BLOCK):
         block = slice(first, first + BLOCK)
         views = Batch(*(array[:, block] for array in (result.rewards, result.values, result.traded, result.invalid)))

@@ -8,8 +8,9 @@ __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS'
            'BAR_SESSIONS', 'TASKS', 'session_closes', 'decision_time', 'release_seconds', 'moment', 'Timeline', 'Facts',
            'Earnings', 'rows_as', 'facts_of', 'load_facts', 'fundamentals', 'same_day', 'season_returns', 'season',
            'known_rows', 'peer_move', 'load_peers', 'Market', 'market_prices', 'feature_table', 'iso_day',
-           'sessions_between', 'window_rows', 'Episode', 'check_next_session', 'episode_market', 'observe',
-           'episode_observations', 'chart_path', 'chart_jobs', 'decision_chart', 'Task', 'task_episode', 'load_task']
+           'sessions_between', 'check_sessions', 'window_rows', 'episode_from_prices', 'market_under',
+           'observations_under', 'Episode', 'check_next_session', 'episode_market', 'observe', 'episode_observations',
+           'chart_path', 'chart_jobs', 'decision_chart', 'Task', 'task_episode', 'load_task']
 
 # %% ../nbs/04_episodes.ipynb #27619520
 from collections.abc import Sequence
@@ -305,7 +306,21 @@ def sessions_between(
     later = pd.bdate_range(max(start, known[-1]), max(end, known[-1])).strftime('%Y-%m-%d')
     return [day for day in (*known, *later[later > known[-1]]) if start <= day <= end]
 
-# %% ../nbs/04_episodes.ipynb #824bb2a6
+# %% ../nbs/04_episodes.ipynb #a991c01c
+def check_sessions(
+    rows: pd.Index, # ISO dates of the rows that an episode needs
+    ticker: str, # for the error message
+    end: str, # ISO date of the window's last day
+    remedy: str, # what to do where one is missing
+) -> None:
+    "A `DataError` where a row is no session of the exchange, or a session has no row."
+    calendar = session_closes(data_path('calendar.parquet'))
+    for session in rows:
+        if session not in calendar: decision_time(session, Timing.CLOSE) # says what is wrong
+    for session in sessions_between(rows[0], end):
+        if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=remedy)
+
+# %% ../nbs/04_episodes.ipynb #16dc605b
 WARM_UP_SESSIONS = 252
 
 
@@ -326,15 +341,40 @@ def window_rows(
     if first < WARM_UP_SESSIONS:
         raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
                         ticker=ticker, date=start, remedy='start later, or load an earlier history')
-    rows = prices.index[first - WARM_UP_SESSIONS:last].strftime('%Y-%m-%d')
-    calendar = session_closes(data_path('calendar.parquet'))
-    for session in rows:
-        if session not in calendar: decision_time(session, Timing.CLOSE) # says what is wrong
-    for session in sessions_between(rows[0], end):
-        if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=choose)
+    check_sessions(prices.index[first - WARM_UP_SESSIONS:last].strftime('%Y-%m-%d'), ticker, end, choose)
     return int(first), int(last - first)
 
-# %% ../nbs/04_episodes.ipynb #37f07b07
+# %% ../nbs/04_episodes.ipynb #93c84b6d
+def episode_from_prices(
+    prices: pd.DataFrame, # price table with at least 252 sessions before `start`
+    ticker: str, # the share
+    start: str, # ISO date of the window's first day
+    end: str, # ISO date of the window's last day, included
+    **options, # name, facts, peers, starting_cash, chart_folder
+) -> 'Episode':
+    "An episode of any share and window; a table that cannot carry it is a `DataError`."
+    first, steps = window_rows(prices, ticker, start, end)
+    for symbol, (_, table) in options.get('peers', {}).items(): check_prices(table, symbol)
+    options.setdefault('name', f'{ticker}:{start}:{end}')
+    return Episode(ticker=ticker, prices=prices.copy(), first=first, steps=steps, **options)
+
+# %% ../nbs/04_episodes.ipynb #6331b37b
+def market_under(
+    episode: 'Episode',
+    timing: str | Timing = Timing.CLOSE, # the decision clock
+) -> Market:
+    "The prices that orders meet under a decision clock."
+    return episode_market(episode, as_timing(timing))
+
+
+def observations_under(
+    episode: 'Episode',
+    timing: str | Timing = Timing.CLOSE, # the decision clock
+) -> tuple[MarketObservation, ...]: # (steps,)
+    "What was public at each decision."
+    return episode_observations(episode, as_timing(timing))
+
+# %% ../nbs/04_episodes.ipynb #521ac266
 STARTING_CASH = 10_000.0
 
 
@@ -357,19 +397,9 @@ class Episode:
             raise StockerError(f'starting_cash = {self.starting_cash}: it has to be a finite number above zero')
         object.__setattr__(self, 'starting_cash', float(self.starting_cash))
 
-    @staticmethod
-    def from_prices(
-        prices: pd.DataFrame, # price table with at least 252 sessions before `start`
-        ticker: str, # the share
-        start: str, # ISO date of the window's first day
-        end: str, # ISO date of the window's last day, included
-        **options, # name, facts, peers, starting_cash, chart_folder
-    ) -> 'Episode':
-        "An episode of any share and window; a table that cannot carry it is a `DataError`."
-        first, steps = window_rows(prices, ticker, start, end)
-        for symbol, (_, table) in options.get('peers', {}).items(): check_prices(table, symbol)
-        options.setdefault('name', f'{ticker}:{start}:{end}')
-        return Episode(ticker=ticker, prices=prices.copy(), first=first, steps=steps, **options)
+    from_prices = staticmethod(episode_from_prices)
+    market = market_under
+    observations = observations_under
 
     @property
     def dates(self) -> tuple[str, ...]: # (steps,) ISO dates
@@ -386,20 +416,6 @@ class Episode:
         "The numbers a policy network sees of the share on each decision day."
         table = feature_table(self.prices, self.indicators)
         return table.to_numpy(dtype=np.float32)[self.first:self.first + self.steps]
-
-    def market(
-        self,
-        timing: str | Timing = Timing.CLOSE, # the decision clock
-    ) -> Market:
-        "The prices that orders meet under a decision clock."
-        return episode_market(self, as_timing(timing))
-
-    def observations(
-        self,
-        timing: str | Timing = Timing.CLOSE, # the decision clock
-    ) -> tuple[MarketObservation, ...]: # (steps,)
-        "What was public at each decision."
-        return episode_observations(self, as_timing(timing))
 
     def chart(
         self,

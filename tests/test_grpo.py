@@ -1,6 +1,5 @@
-"Training: rewards, checks before a model loads, and the whole path with the pocket model."
+"Training: checks before a model loads, and the whole path with the pocket model and with a small Gemma 4."
 import json
-import math
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from stocker.data import load_prices
 from stocker.env import Run, lay_out
 from stocker.episodes import Episode
 from stocker.reward import RewardWeights
-from stocker.worlds import follow, planted_world
+from stocker.worlds import planted_world
 
 torch = pytest.importorskip('torch')
 for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
@@ -26,14 +25,15 @@ for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(
 from peft import get_peft_model
 from safetensors.torch import load_file
 
+from stocker.adapters import ADAPTER, brief_answer, brief_messages, load_trained, lora_settings, trained_moderator
+from stocker.credit import CreditReward, Start, one_by_one, play_all, random_orders, rest_of_episode, visited
 from stocker.grpo import (
-    ADAPTER, SCORES, WARM_START, Alarms, CreditReward, Questions, Splits, Start, Trained, brief_answer,
-    brief_messages, check_forward, check_groups, check_lengths, check_packages, compile_results, credit_orders,
-    curriculum_chances, grpo_settings, imitate, judge, language_targets, last_checkpoint, lesson_rows, load_trained,
-    lora_settings, memory_advice, memory_plan, mixed_starts, one_by_one, open_ledger, play_all, precision,
-    prompt_rows, random_orders, run_at, train, trained_moderator, visited, voted_difficulty, voted_regimes, watch)
-from stocker.pocket import ModelModerator, Student, load_pocket, pocket_messages
+    SCORES, WARM_START, Alarms, EpisodeRollout, Questions, Trained, check_groups, check_lengths, curriculum_chances,
+    grpo_settings, imitate, last_checkpoint, lesson_rows, look, make_trainer, prompt_rows, train, voted_difficulty,
+    voted_regimes, watch)
+from stocker.pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
 from stocker.prompts import LanguageSpecialist
+from stocker.results import Splits, compile_results, judge
 from stocker.specialists import RULE_ANALYSTS
 from stocker.statistics import BASELINE_POLICIES, evaluate
 
@@ -61,120 +61,6 @@ def columns(starts):
     return {name: [getattr(start, name) for start in starts] for name in Start._fields}
 
 
-# Texts that models have really written, none of which may break a reward.
-ODD_TEXTS = [
-    '', ' ', '{}', '[]', 'null', '42', '"buy"', '{"side":"buy"}', '{"side":"hold"}', '{"side":"buy","quantity":true}',
-    '{"side":"buy","quantity":-5}', '{"side":"buy","quantity":10.7}', '{"side":"buy","quantity":1e3}',
-    '{"side":"buy","quantity":"1,000"}', '{"side":"buy","quantity":"all"}', '{"side":"buy","quantity":null}',
-    '{"side":"buy","quantity":[10]}', '{"side":"buy","quantity":{"shares":10}}', '{"side":"buy","quantity":NaN}',
-    '{"side":"buy","quantity":Infinity}', '{"side":"buy","quantity":' + '9' * 5000 + '}', '[' * 100_000,
-    '{"side":"buy","side":"sell","quantity":1}', '{"side":"sell","quantity":1', '<think>{"side":"sell","quantity":1}',
-    '```json\n{"side":"buy","quantity":5}\n```', '{"side":"buy","quantity":999999999999}', '\ud800', '\x00',
-    '{"side":"short","quantity":5}', '{"side":"hold","quantity":7}', '{"side":"sell","quantity":0}']
-
-
-@pytest.mark.parametrize('credit', ['step', 'horizon', 'episode'])
-def test_every_text_gets_one_finite_number(world, starts, credit):
-    reward = CreditReward(world, credit, policy=one_by_one(vote_mean))
-    some = [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
-    values = reward(ODD_TEXTS, **columns(some))
-    assert len(values) == len(ODD_TEXTS) and all(type(value) is float and math.isfinite(value) for value in values)
-
-
-def test_no_completions_no_rewards(world):
-    assert CreditReward(world)([], **{name: [] for name in Start._fields}) == []
-
-
-@pytest.mark.parametrize('timing', ['close', 'next_open'])
-@pytest.mark.parametrize('credit,horizon', [('step', 1), ('horizon', 3), ('horizon', 5), ('horizon', 50)])
-def test_what_cannot_be_read_is_below_everything_that_can(timing, credit, horizon):
-    voted = planted_world(3, episodes=3, steps=20, timing=timing).episodes
-    reward, rng = CreditReward(voted, credit, horizon), np.random.default_rng(1)
-    for start in mixed_starts(voted, None, 60, rng):
-        orders = [f'{{"side": "{side}", "quantity": {quantity}}}' for side in ('buy', 'sell', 'hold')
-                  for quantity in (0, 1, 3, 10, 40, 10**9)]
-        values = reward([*orders, 'no idea'], **columns([start] * (len(orders) + 1)))
-        assert values[-1] < min(values[:-1])
-
-
-def test_four_usual_answers_are_not_all_worth_the_same(world):
-    rising = next(Start(place, step, 10_000.0, 0.0, 10_000.0, 0.0) for place in range(6) for step in range(10)
-                  if np.diff(world[place].episode.market('close').marks)[step] > 0)
-    said = ['', '{"side": "hold", "quantity": 0}', '{"side": "buy", "quantity": 50}', '{"side": "buy" "quantity"']
-    values = CreditReward(world)(said, **columns([rising] * 4))
-    assert len({round(value, 6) for value in values}) == 3 # the two that cannot be read are alike
-
-
-def test_rewards_equal_the_environment_step_by_step(world, starts):
-    reward, rng = CreditReward(world, 'horizon', 4), np.random.default_rng(2)
-    for start in starts:
-        side, quantity = int(rng.integers(0, 3)), int(rng.choice([0, 1, 7, 1000]))
-        run = run_at(lay_out(world[start.place].episode, world[start.place].timing, RewardWeights()), start)
-        expected = run.trade(side, quantity)[2].reward
-        for _ in range(3):
-            if not run.over: expected += run.trade(0, 0)[2].reward
-        text = f'{{"side": "{("hold", "buy", "sell")[side]}", "quantity": {quantity}}}'
-        assert reward([text], **columns([start]))[0] == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_group_is_not_mixed_up_with_another(world, starts):
-    reward, said = CreditReward(world), ['{"side": "buy", "quantity": 20}', '{"side": "sell", "quantity": 20}']
-    one, other = starts[5], starts[60]
-    alone = [reward([text], **columns([start]))[0] for start in (one, other) for text in said]
-    assert reward(said * 2, **columns([one, one, other, other])) == alone
-
-
-@pytest.mark.parametrize('credit,horizon', [('step', 1), ('horizon', 2), ('horizon', 5), ('horizon', 50)])
-def test_beside_holding_no_answer_gains_on_its_group(world, starts, credit, horizon):
-    said = ['{"side": "hold", "quantity": 0}', '{"side": "buy", "quantity": 8}', '{"side": "sell", "quantity": 1024}',
-            '{"side": "buy", "quantity": 0}', 'I would rather not say']
-    many = columns([start for start in starts for _ in said])
-    plain, beside = (np.array(CreditReward(world, credit, horizon, beside_holding=taken_off)(
-        said * len(starts), **many)).reshape(-1, len(said)) for taken_off in (False, True))
-    gain, same_gain = (values - values.mean(axis=1, keepdims=True) for values in (plain, beside))
-    np.testing.assert_allclose(same_gain, gain, rtol=0, atol=1e-12)
-    assert (beside[:, 0] == 0.0).all() # to hold is the measure, and worth nothing to the last bit
-    assert (beside[:, -1] < beside[:, :-1].min(axis=1)).all()
-
-
-def test_beside_holding_the_states_no_longer_differ_by_what_they_held(world, starts):
-    said, many = ['{"side": "hold", "quantity": 0}'] * len(starts), columns(starts)
-    assert np.ptp(CreditReward(world)(said, **many)) > 0.1
-    assert np.ptp(CreditReward(world, beside_holding=True)(said, **many)) == 0.0
-
-
-def test_to_the_end_of_an_episode_nothing_is_taken_off(world, starts):
-    some, policy = columns(starts[:4]), one_by_one(vote_mean)
-    plain, beside = (CreditReward(world, 'episode', policy=policy, beside_holding=taken_off)(
-        ['{"side": "buy", "quantity": 8}'] * 4, **some) for taken_off in (False, True))
-    assert plain == beside
-
-
-def test_episodes_of_different_lengths_share_a_ledger():
-    voted = [planted_world(seed, episodes=1, steps=steps).episodes[0] for seed, steps in ((1, 12), (2, 30))]
-    courses = [lay_out(one.episode, one.timing, RewardWeights()) for one in voted]
-    together, alone = open_ledger(courses), open_ledger(courses[:1])
-    starts = Start(*map(np.array, zip(*[Start(0, step, 1e4, 0.0, 1e4, 0.0) for step in range(12)])))
-    earned = [credit_orders(ledger, starts, np.full(12, 10.0), np.full(12, True), 5, RewardWeights())
-              for ledger in (together, alone)]
-    assert np.array_equal(*earned)
-    assert (earned[0][:, -1] != 0).sum() == 1 # the last decision has no other after it
-
-
-def test_playing_side_by_side_is_playing_one_by_one(world):
-    from stocker.council import moderate_episode
-    for one, run in zip(world, play_all(world, one_by_one(follow('news')))):
-        alone = moderate_episode(one, follow('news'))
-        assert run.rewards.tolist() == alone.rewards.tolist() and run.rulings == alone.rulings
-
-
-def test_start_states_hold_shares_and_come_late_too(world):
-    mixture = mixed_starts(world, one_by_one(vote_mean), 200, np.random.default_rng(3))
-    assert len(mixture) == 200
-    assert any(start.shares for start in mixture) and any(not start.shares for start in mixture)
-    assert {start.step for start in mixture} >= {0, 19}
-
-
 # Settings that are refused before a model is loaded.
 
 @pytest.mark.parametrize('changes,named', [
@@ -199,12 +85,6 @@ def test_an_old_torchao_is_named_before_a_model_is_loaded(tmp_path, world, monke
     with pytest.raises(StockerError, match='torchao 0.10.0 is too old'): train('x/y', world[:4], world[4:], tmp_path)
 
 
-@pytest.mark.parametrize('version', ['0.16.0', '0.18.0+cpu', '1.0.0'])
-def test_a_new_torchao_is_welcome(monkeypatch, version):
-    monkeypatch.setattr('importlib.metadata.version', lambda name: version)
-    check_packages()
-
-
 def test_training_and_validation_must_differ(tmp_path, world):
     with pytest.raises(StockerError, match='both for training and for validation'):
         train('pocket', world, world[:1], tmp_path)
@@ -216,15 +96,6 @@ def test_number_types_are_always_said(tmp_path):
     assert not (settings.bf16 and settings.fp16) and (not on_cpu or not settings.bf16 and not settings.fp16)
 
 
-@pytest.mark.parametrize('supported,capability,expected', [
-    (False, (7, 5), 'fp16'), (True, (7, 5), 'fp16'), (True, (8, 0), 'bf16'), (False, (9, 0), 'fp16')])
-def test_bfloat16_is_never_chosen_where_the_card_lacks_it(monkeypatch, supported, capability, expected):
-    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
-    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *_, **__: supported)
-    monkeypatch.setattr('torch.cuda.get_device_capability', lambda *_: capability)
-    assert [name for name in ('bf16', 'fp16') if precision()[name]] == [expected]
-
-
 def test_a_prompt_over_the_limit_is_refused_and_never_cut(world, starts):
     student = load_pocket()
     rows = prompt_rows(world, starts[:8])
@@ -234,47 +105,12 @@ def test_a_prompt_over_the_limit_is_refused_and_never_cut(world, starts):
         Questions(world, short, 8, seed=0).fill(0, student.moderator())
 
 
-# Where an adapter goes.
-
-class Clippable(torch.nn.Module):
-    "A linear layer in a wrapping that PEFT does not know."
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 2)
-
-
-def tower(kind):
-    attention = torch.nn.Module()
-    attention.q_proj = kind
-    layer = torch.nn.Module()
-    layer.self_attn = attention
-    part = torch.nn.Module()
-    part.layers = torch.nn.ModuleList([layer])
-    return part
-
-
-def test_an_adapter_goes_to_the_language_layers_only():
-    model = torch.nn.Module()
-    model.model = torch.nn.Module()
-    model.model.language_model, model.model.vision_tower = tower(torch.nn.Linear(2, 2)), tower(Clippable())
-    assert language_targets(model) == ['model.language_model.layers.0.self_attn.q_proj']
-    with pytest.raises(StockerError, match='no linear layers'): language_targets(tower(Clippable()).layers[0])
-
-
-def test_the_plan_for_a_card_says_what_to_change():
-    pytest.importorskip('transformers.models.gemma4')
-    from stocker.grpo import gemma4_e4b_config
-    plan = memory_plan(gemma4_e4b_config())
-    assert 12 < sum(plan.values()) < 14.7 and 'it fits' in memory_advice(plan)
-    assert plan['embeddings and the rest, 16 bit'] > plan['linear layers, 4 bit']
-
-
 # Alarms.
 
 @pytest.mark.parametrize('bad', [{'loss': float('nan')}, {'loss': float('inf')}, {'grad_norm': float('nan')},
                                  {'reward': float('nan')}])
 def test_a_loss_that_is_no_number_stops_the_run_with_advice(bad):
-    with pytest.raises(StockerError, match='lower learning_rate'): Alarms().look(bad, 6)
+    with pytest.raises(StockerError, match='lower learning_rate'): look(Alarms(), bad, 6)
 
 
 @pytest.mark.parametrize('log,word', [
@@ -329,7 +165,7 @@ def test_an_adapter_whose_names_do_not_fit_is_refused(trained, tmp_path):
     first = sorted(weights)[0]
     weights[first.replace('base_model', 'basemodel')] = weights.pop(first)
     save_file(weights, file)
-    with pytest.raises(StockerError, match='does not fit the model'): load_trained(tmp_path/'a', load_pocket())
+    with pytest.raises(StockerError, match='made for another model'): load_trained(tmp_path/'a', load_pocket())
     with pytest.raises(StockerError, match='no adapter here'): load_trained(tmp_path/'b', load_pocket())
 
 
@@ -354,12 +190,42 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_adapter_still_learning(world
     for name in one: torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
 
 
-def test_episode_credit_goes_the_same_way(world, tmp_path):
+def test_a_rollout_plays_each_run_on_with_the_model_that_is_trained(world, starts, monkeypatch):
+    "The model here repeats what it is told, and it is told what the vote mean would do."
+    def told(votes, portfolio):
+        return [{'role': 'user', 'content': brief_answer(vote_mean(votes, portfolio))}]
+    def repeat(trainer, prompts):
+        return {'texts': [one[-1]['content'] for one in prompts]}
+    monkeypatch.setattr('stocker.grpo.trainer_answers', repeat)
+    first, reward = [start for start in starts if start.step == 0], CreditReward(world, 'episode')
+    prompts = [row['prompt'] for row in prompt_rows(world, first, told, carried=True)]
+    rolled = EpisodeRollout(reward, told)(prompts, None)
+    values = reward(rolled['texts'], **columns(first), rest=rolled['rest'])
+    assert values == pytest.approx([run.total_reward for run in play_all(world, one_by_one(vote_mean))], abs=1e-12)
+
+
+def test_episode_credit_trains_through_a_rollout(world, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr('stocker.grpo.rest_of_episode', lambda *given: seen.append(rest_of_episode(*given)) or seen[-1])
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         one = train('pocket', world[:4], world[4:], tmp_path, credit='episode', num_train_epochs=1,
                     **{**TINY, 'prompts': 2, 'per_device_train_batch_size': 8})
     assert one.record['steps'] == 1 and one.record['credit'] == 'episode'
+    assert [len(rest) for rest in seen] == [8] and any(seen[0])
+
+
+def test_a_rollout_of_gemma_4(gemma_votes, tmp_path):
+    voted, _ = gemma_votes
+    student, reward = gemma_student(), CreditReward(voted, 'episode')
+    questions = Questions(voted, student, 2, seed=0, carried=True)
+    settings = grpo_settings(tmp_path, 24, per_device_train_batch_size=2, num_generations=2, report_to=[])
+    trainer = make_trainer(student, settings, reward, questions, {'r': 2})
+    first = [Start(place, 0, 10_000.0, 0.0, 10_000.0, 0.0) for place in range(2)]
+    prompts = [row['prompt'] for row in prompt_rows(voted, first, student.messages, carried=True)]
+    rolled = trainer.rollout_func(prompts, trainer)
+    assert [len(rolled[name]) for name in ('prompt_ids', 'completion_ids', 'texts', 'rest')] == [2] * 4
+    assert rolled['prompt_ids'] == tokenized(student.tokenizer, prompts)['input_ids']
 
 
 @pytest.fixture(scope='module')
@@ -397,23 +263,6 @@ def test_a_tiny_gemma_4_goes_the_whole_way_with_a_council_that_sees(gemma_votes,
     with torch.no_grad():
         again = load_trained(tmp_path/ADAPTER, gemma_student())(input_ids=numbers).logits
         assert torch.equal(again, one.model(input_ids=numbers).logits)
-
-
-def test_gemma_4_gives_the_same_with_and_without_its_cache():
-    model, numbers = gemma_student().model, torch.arange(10, 40)[None]
-    with torch.no_grad():
-        one, other = (model(input_ids=numbers, labels=numbers, use_cache=cache) for cache in (True, False))
-    torch.testing.assert_close(one.loss, other.loss)
-
-
-@pytest.mark.parametrize('losses', [(2.0, 9.0), (float('nan'), float('nan')), (float('inf'), 2.0)])
-def test_a_model_that_reads_otherwise_without_its_cache_is_not_trained(world, monkeypatch, losses):
-    student = load_pocket()
-    assert check_forward(student.model, student, (world[0].votes[0], first_portfolio(world[0]))) > 0
-    monkeypatch.setattr(type(student.model), 'forward', lambda self, use_cache, **rest: SimpleNamespace(
-        loss=torch.tensor(losses[0] if use_cache else losses[1])))
-    with pytest.raises(StockerError, match='upgrade transformers'):
-        check_forward(student.model, student, (world[0].votes[0], first_portfolio(world[0])))
 
 
 def test_a_warm_start_is_kept_apart_from_what_came_after(world, tmp_path):
@@ -474,12 +323,6 @@ def test_a_curriculum_asks_about_its_episodes_only(world):
     questions = Questions(world, student, 24, seed=0, policy_episodes=1, chances=chances)
     questions.fill(1, student.moderator(), 0.5)
     assert {row['place'] for row in questions.rows} == {2, 4} and seen == [0.5]
-
-
-def test_without_a_curriculum_the_states_are_what_they_were(world):
-    one, other = (mixed_starts(world, None, 50, np.random.default_rng(5), **options)
-                  for options in ({}, {'chances': None}))
-    assert one == other and {start.place for start in one} == set(range(6))
 
 
 def test_harder_episodes_come_in_as_training_goes_on(world):

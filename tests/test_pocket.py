@@ -23,7 +23,7 @@ def student():
 
 
 def test_importing_the_module_does_not_import_torch():
-    code = "import sys, stocker.pocket, stocker.grpo; sys.exit('torch' in sys.modules)"
+    code = "import sys, stocker.pocket, stocker.results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, '-c', code]).returncode == 0
 
 
@@ -55,6 +55,17 @@ def test_the_named_number_is_enough_for_all():
         buy, sell = map(int, re.findall(r'can \w+: (\d+)', portfolio_lines(portfolio)))
         assert sell >= min(portfolio.shares, NUMBERS[-1])
         assert (buy + 1) * portfolio.price * (1 + portfolio.transaction_cost) > min(portfolio.cash, NUMBERS[-1])
+
+
+def test_an_answer_is_over_with_its_brace(student):
+    "Else a model that is trained for rewards goes on talking, for nothing in a reward tells it to stop."
+    assert new_pocket().generation_config.eos_token_id == student.model.generation_config.eos_token_id
+    rng, moderator = np.random.default_rng(1), ModelModerator(student.model, student.tokenizer, longest_answer=24)
+    prompts = [pocket_messages(random_votes(rng), random_portfolio(rng)) for _ in range(200)]
+    torch.manual_seed(1)
+    said = moderator.answers(prompts, 2.0)
+    assert sum('}' in text for text in said) > 100
+    assert all(text.index('}') == len(text) - 1 for text in said if '}' in text)
 
 
 def test_answers_are_json_that_every_reader_reads():

@@ -45,6 +45,18 @@ def failing():
     return worker
 
 
+class Dying:
+    "Makes a worker that ends its process when it meets one episode."
+
+    def __init__(self, name): self.name = name
+
+    def __call__(self):
+        def worker(rows):
+            if rows[0]['name'] == self.name: os._exit(1)
+            return names(rows)
+        return worker
+
+
 @pytest.mark.parametrize('size, lengths', [(1, [1, 1, 1, 1]), (3, [3, 1]), (9, [4])])
 def test_parts_hold_every_episode_once(size, lengths, index):
     parts = cut(index, size, 'question')
@@ -94,6 +106,15 @@ if __name__ == '__main__':
 '''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
     assert 'put it into a module' in done.stdout, done.stderr
+
+
+def test_a_process_that_dies_is_told_and_what_is_finished_stays(index, tmp_path):
+    parts = cut(index.iloc[:2], 1, 'q')
+    with pytest.raises(StockerError, match='a worker process died'):
+        run_parts(Dying(index['name'].iloc[1]), parts, tmp_path, 'processes', workers=1, progress=False)
+    assert [part for part in parts if (tmp_path/f'{part.name}.parquet').is_file()] == parts[:1]
+    again = run_parts(naming, parts, tmp_path, progress=False)
+    assert again['name'].tolist() == index['name'].tolist()[:2]
 
 
 def test_an_unknown_way_is_told_the_known_ones(index, tmp_path):

@@ -1,0 +1,85 @@
+"What is found out about a model and its adapter before it is trained."
+import re
+from types import SimpleNamespace
+
+import pytest
+from stocker.core import StockerError
+from stocker.env import Run, lay_out
+from stocker.reward import RewardWeights
+from stocker.worlds import planted_world
+
+torch = pytest.importorskip('torch')
+for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
+
+from stocker.adapters import check_forward, check_packages, lora_settings, memory_advice, memory_plan, precision
+from stocker.pocket import load_pocket
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize('version', ['0.16.0', '0.18.0+cpu', '1.0.0'])
+def test_a_new_torchao_is_welcome(monkeypatch, version):
+    monkeypatch.setattr('importlib.metadata.version', lambda name: version)
+    check_packages()
+
+
+@pytest.mark.parametrize('supported,capability,expected', [
+    (False, (7, 5), 'fp16'), (True, (7, 5), 'fp16'), (True, (8, 0), 'bf16'), (False, (9, 0), 'fp16')])
+def test_bfloat16_is_never_chosen_where_the_card_lacks_it(monkeypatch, supported, capability, expected):
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *_, **__: supported)
+    monkeypatch.setattr('torch.cuda.get_device_capability', lambda *_: capability)
+    assert [name for name in ('bf16', 'fp16') if precision()[name]] == [expected]
+
+
+class Clippable(torch.nn.Module):
+    "A linear layer in a wrapping that PEFT does not know."
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+
+def tower(kind):
+    attention = torch.nn.Module()
+    attention.q_proj = kind
+    layer = torch.nn.Module()
+    layer.self_attn = attention
+    part = torch.nn.Module()
+    part.layers = torch.nn.ModuleList([layer])
+    return part
+
+
+def test_an_adapter_goes_to_the_language_layers_only():
+    model = torch.nn.Module()
+    model.model = torch.nn.Module()
+    model.model.language_model, model.model.vision_tower = tower(torch.nn.Linear(2, 2)), tower(Clippable())
+    pattern = lora_settings(model).target_modules
+    assert [name for name, _ in model.named_modules() if re.fullmatch(pattern, name)] == [
+        'model.language_model.layers.0.self_attn.q_proj']
+    with pytest.raises(StockerError, match='no linear language layers'): lora_settings(tower(Clippable()).layers[0])
+
+
+def test_the_plan_for_a_card_says_what_to_change():
+    pytest.importorskip('transformers.models.gemma4')
+    from stocker.adapters import gemma4_e4b_config
+    plan = memory_plan(gemma4_e4b_config())
+    assert 12 < sum(plan.values()) < 14.7 and 'it fits' in memory_advice(plan)
+    assert plan['embeddings and the rest, 16 bit'] > plan['linear layers, 4 bit']
+
+
+def test_gemma_4_gives_the_same_with_and_without_its_cache():
+    from stocker.models import tiny_gemma
+    model, numbers = tiny_gemma()[0], torch.arange(10, 40)[None]
+    with torch.no_grad():
+        one, other = (model(input_ids=numbers, labels=numbers, use_cache=cache) for cache in (True, False))
+    torch.testing.assert_close(one.loss, other.loss)
+
+
+@pytest.mark.parametrize('losses', [(2.0, 9.0), (float('nan'), float('nan')), (float('inf'), 2.0)])
+def test_a_model_that_reads_otherwise_without_its_cache_is_not_trained(monkeypatch, losses):
+    student, voted = load_pocket(), planted_world(1, episodes=1, steps=20).episodes[0]
+    question = voted.votes[0], Run(lay_out(voted.episode, voted.timing, RewardWeights())).portfolio
+    assert check_forward(student.model, student, question) > 0
+    monkeypatch.setattr(type(student.model), 'forward', lambda self, use_cache, **rest: SimpleNamespace(
+        loss=torch.tensor(losses[0] if use_cache else losses[1])))
+    with pytest.raises(StockerError, match='upgrade transformers'): check_forward(student.model, student, question)
