@@ -11,7 +11,7 @@ __all__ = ['MANY_SETTINGS', 'MANY_SESSIONS', 'PEAK', 'BENCHMARKS', 'ON_REQUEST',
            'corpus_growth', 'peak_memory', 'corpus_measurements', 'reward_batch', 'reward_measurements',
            'training_measurements', 'server_measurements', 'report']
 
-# %% ../nbs/19_bench.ipynb #f83749a7
+# %% ../nbs/19_bench.ipynb #b090b4b6
 import json
 import logging
 import os
@@ -32,7 +32,7 @@ import numpy as np
 from .answers import VOTE_SCHEMA, read_vote
 from .cache import READ, CachedSpecialist, VoteCache
 from .charts import CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, write_charts
-from .core import ROLES, MarketObservation, StockerError, Vote, cache_folder
+from .core import ROLES, MarketObservation, StockerError, Vote, cache_folder, need
 from .council import Council, play, rule_council, vote_mean
 from .env import StockerEnv, simulate_rewards
 from .episodes import TASKS, Episode, chart_jobs, load_task
@@ -84,14 +84,11 @@ def median_ratio(
     "The median over rounds of how many times faster."
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
-# %% ../nbs/19_bench.ipynb #eb2a0157
+# %% ../nbs/19_bench.ipynb #ac7f7d07
 def anytrading_steps() -> Callable[[], int]: # plays one episode
     "Steps of gym-anytrading's StocksEnv; without the package a `StockerError` names the extra."
-    try:
-        from gym_anytrading.datasets import STOCKS_GOOGL
-        from gym_anytrading.envs import StocksEnv
-    except ImportError: raise StockerError("gym-anytrading is missing: pip install 'stocker[bench]'") from None
-    env = StocksEnv(df=STOCKS_GOOGL, window_size=10, frame_bound=(10, len(STOCKS_GOOGL)))
+    prices = need('gym_anytrading.datasets', 'bench').STOCKS_GOOGL
+    env = need('gym_anytrading.envs', 'bench').StocksEnv(df=prices, window_size=10, frame_bound=(10, len(prices)))
 
     def play() -> int:
         "One episode, to the end of its data; the steps it took."

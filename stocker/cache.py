@@ -13,7 +13,7 @@ __all__ = ['RESERVED', 'MOST_CHARACTERS', 'UNCHANGEABLE', 'REMEMBERED', 'MOST_RE
            'packed_table', 'packed_votes', 'unpack_cache', 'shared_place', 'make_shared_place', 'push_cache',
            'pull_cache']
 
-# %% ../nbs/09_cache.ipynb #b69bbe31
+# %% ../nbs/09_cache.ipynb #8a71e9ab
 import copy
 import hashlib
 import os
@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from .core import (
     Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_marks, file_stem,
-    secret, write_atomically)
+    need, secret, write_atomically)
 from .data import read_table, write_table
 from .specialists import Specialist
 
@@ -556,7 +556,7 @@ def unpack_cache(
     for stored in tqdm(votes, desc='unpack', unit='vote', delay=2): keep_vote(root, stored)
     return len(votes)
 
-# %% ../nbs/09_cache.ipynb #8335a05d
+# %% ../nbs/09_cache.ipynb #64ed6fd6
 PACKED_FILE = 'votes.parquet' # in a shared data set or folder
 
 
@@ -564,11 +564,10 @@ def shared_place(
     place: str, # 'owner/name' on the hub, or a folder, beginning with a dot, a slash or a drive
 ) -> tuple[Any, str]: # a file system, and the folder in it
     "Where a packed cache is shared; without the hub's package a `StockerError` names the extra."
-    try: from fsspec.core import url_to_fs
-    except ImportError: raise StockerError("fsspec is missing: pip install 'stocker[llm]'") from None
+    url_to_fs = need('fsspec.core', 'llm').url_to_fs
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*', place): return url_to_fs(str(Path(place).absolute()))
-    try: return url_to_fs(f'hf://datasets/{place}', token=secret('HF_TOKEN'))
-    except ImportError: raise StockerError("huggingface_hub is missing: pip install 'stocker[llm]'") from None
+    need('huggingface_hub', 'llm')
+    return url_to_fs(f'hf://datasets/{place}', token=secret('HF_TOKEN'))
 
 # %% ../nbs/09_cache.ipynb #80131404
 def make_shared_place(

@@ -7,7 +7,7 @@ __all__ = ['Worker', 'MakeWorker', 'WAYS', 'Part', 'cut', 'finish_part', 'in_loo
            'in_processes', 'RayWorker', 'ray_data', 'on_ray', 'run_parts', 'vote_table', 'VoteWork', 'judgement',
            'JudgeWork', 'votes_wanted', 'days_needed', 'price']
 
-# %% ../nbs/16_scale.ipynb #cfa7848d
+# %% ../nbs/16_scale.ipynb #5aabf88c
 import logging
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
-from .core import Abstention, StockerError, Timing, digest, write_atomically
+from .core import Abstention, StockerError, Timing, digest, need, write_atomically
 from .corpus import Histories, corpus_episode, packaged_histories
 from .council import Council, Moderator, VotedEpisode, collect_votes, moderate_episode
 from .data import read_table, write_table
@@ -130,15 +130,14 @@ class RayWorker:
         "Work on the parts of these numbers."
         return {'name': [finish_part(self.parts[int(number)], self.worker, self.folder) for number in batch['number']]}
 
-# %% ../nbs/16_scale.ipynb #0d30fad7
+# %% ../nbs/16_scale.ipynb #06b99ac1
 def ray_data() -> Any: # the module ray.data
     "Ray Data on the cluster that `RAY_ADDRESS` names, or on this machine; without Ray a `StockerError`."
-    try: import ray.data
-    except ImportError: raise StockerError("Ray is missing: pip install 'stocker[scale]'") from None
+    ray, data = need('ray', 'scale'), need('ray.data', 'scale')
     if not ray.is_initialized(): ray.init(include_dashboard=False, log_to_driver=False, logging_level='error')
     logging.getLogger('ray.data').setLevel(logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False # there is one already
-    return ray.data
+    data.DataContext.get_current().enable_progress_bars = False # there is one already
+    return data
 
 # %% ../nbs/16_scale.ipynb #ada77f0e
 def on_ray(
