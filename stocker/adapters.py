@@ -7,7 +7,7 @@ __all__ = ['BRIEF_PROMPT', 'OLDEST_TORCHAO', 'T4_MEMORY', 'NF4_BITS', 'ADAPTER',
            'lora_settings', 'check_packages', 'precision', 'gemma4_e4b_config', 'count_weights', 'memory_plan',
            'memory_advice', 'check_forward', 'load_weights', 'load_trained', 'save_trained', 'trained_moderator']
 
-# %% ../nbs/12_adapters.ipynb #6a6a9a16
+# %% ../nbs/12_adapters.ipynb #7efd67f9
 import importlib.metadata
 import json
 import math
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .core import Portfolio, Ruling, StockerError, Votes, need, write_atomically, write_json
-from .models import adapter_keys, does_not_fit, language_layers, load_adapter, load_client, smollm2_client
+from .models import (
+    adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, smollm2_client)
 from .pocket import ModelModerator, Question, Student, load_pocket, pocket_messages, tokenized
 from .prompts import QUESTION_FORM, trade_messages
 
@@ -152,7 +153,7 @@ def memory_advice(
     return (f'{total:.1f} GB of {available:g} GB: too much. Lower per_device_train_batch_size and raise '
             'gradient_accumulation_steps by the same factor, or shorten the answers.')
 
-# %% ../nbs/12_adapters.ipynb #5fc2940e
+# %% ../nbs/12_adapters.ipynb #3731846c
 def check_forward(
     model: Any, # a torch model, with or without an adapter
     student: Student, # how it is asked
@@ -161,12 +162,9 @@ def check_forward(
     "Read a question with and without the cache; losses that differ or are not finite are a `StockerError`."
     import torch
     inputs = tokenized(student.tokenizer, [student.messages(*question)], return_tensors='pt').to(model.device)
-    training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         one, other = (float(model(**inputs, labels=inputs['input_ids'], use_cache=cache).loss)
                       for cache in (True, False))
-    model.train(training)
     if math.isfinite(one) and math.isclose(one, other, rel_tol=0.02): return one
     raise StockerError(f'{student.name} reads the same text with a loss of {one:.3f} with its cache and {other:.3f} '
                        'without: upgrade transformers before training it')

@@ -436,15 +436,15 @@ def corpus_measurements(
             Measurement('their memory', f'{peak:.2f} GB', 'limit 1.5 GB', 1.5 / peak, 1.0),
             Measurement('their growth', line, 'twice the time of half', 2 * half / took[-1], 0.8)]
 
-# %% ../nbs/19_bench.ipynb #36b061c9
+# %% ../nbs/19_bench.ipynb #5b96bc2d
 def reward_batch() -> Callable[[], int]: # grades ten batches
     "Sixty-four answers with a horizon of five decisions."
     from stocker.council import vote_mean
-    from stocker.credit import CreditReward, Start, one_by_one, visited
+    from stocker.credit import CreditReward, one_by_one, start_columns, visited
     from stocker.worlds import planted_world
     voted = planted_world(1, episodes=8).episodes
     reward, starts = CreditReward(voted), visited(voted, one_by_one(vote_mean))[:64]
-    columns = {name: [getattr(start, name) for start in starts] for name in Start._fields}
+    columns = start_columns(starts)
     said = [f'{{"side": "{("buy", "sell", "hold")[i % 3]}", "quantity": {i}}}' for i in range(64)]
 
     def grade() -> int:

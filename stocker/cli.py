@@ -41,18 +41,18 @@ def result_table(
              for row in comparison.summary['results']]
     return '\n'.join([head, *lines])
 
-# %% ../nbs/20_cli.ipynb #87de3c4d
+# %% ../nbs/20_cli.ipynb #a8afc398
 def write_run(
     comparison: 'Comparison', # a run and its baselines
     folder: Path, # where the files go
 ) -> None:
     "Write trace.jsonl, summary.json and episode.png."
     from stocker.council import write_trace
-    from stocker.evaluation import episode_figure, figure_png
+    from stocker.evaluation import episode_figure, write_picture
     write_trace(comparison.trace, folder/'trace.jsonl')
     summary = canonical_json(comparison.summary) + '\n'
     with write_atomically(folder/'summary.json') as path: path.write_text(summary, encoding='utf-8')
-    with write_atomically(folder/'episode.png') as path: path.write_bytes(figure_png(episode_figure(comparison)))
+    write_picture(folder/'episode.png', episode_figure(comparison))
 
 # %% ../nbs/20_cli.ipynb #78b85d23
 def show_help(
@@ -362,7 +362,7 @@ def setting(
     try: return name, json.loads(value)
     except json.JSONDecodeError: return name, value
 
-# %% ../nbs/20_cli.ipynb #3acd7b01
+# %% ../nbs/20_cli.ipynb #ac827b9d
 @app.command()
 def train(
     model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
@@ -380,7 +380,8 @@ def train(
     policy_episodes: Annotated[int, typer.Option(help='episodes that the model plays before a round')] = 32,
     few: Annotated[int | None, typer.Option(help='most episodes to choose on, and in each test')] = None,
     timing: Annotated[str, typer.Option(help='close or next_open')] = 'close',
-    transaction_cost: Annotated[float, typer.Option(min=0, help='fee as a fraction of what is traded')] = 0.001,
+    transaction_cost: Annotated[float | None, typer.Option(
+        min=0, help='fee as a fraction of what is traded [as the reward has it]')] = None,
     out: Annotated[Path | None, typer.Option(help='folder of the run [training/runs/grpo_<time>]')] = None,
     resume: Annotated[bool, typer.Option(help='go on from the last checkpoint')] = False,
 ) -> None:
@@ -391,7 +392,8 @@ def train(
     from stocker.results import compile_results, judge, load_splits
     from stocker.reward import RewardWeights
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
-    splits, weights = load_splits(episodes, seed, timing), RewardWeights(transaction_cost=transaction_cost)
+    splits = load_splits(episodes, seed, timing)
+    weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
     if few: splits = splits.fewer(few)
     changes = {**dict(map(setting, set_ or [])), **({} if rounds is None else {'num_train_epochs': rounds})}
     trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,

@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['FEWEST_SESSIONS', 'NO_DEVIATION', 'BASELINES', 'BLUE', 'ORANGE', 'GREY', 'CURVES', 'Performance', 'performance',
            'baseline_orders', 'Result', 'baselines', 'trace_result', 'Comparison', 'compare', 'draw_price',
-           'draw_values', 'vote_grid', 'draw_votes', 'headline', 'episode_figure', 'figure_png']
+           'draw_values', 'vote_grid', 'draw_votes', 'headline', 'episode_figure', 'figure_png', 'write_picture']
 
-# %% ../nbs/10_evaluation.ipynb #236e3404
+# %% ../nbs/10_evaluation.ipynb #78a4552b
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .accounting import ALL_SHARES, greedy_orders, max_drawdown
-from .core import ROLES, Timing, Vote
+from .core import ROLES, Timing, Vote, write_atomically
 from .council import Council, Trace, play
 from .env import StockerEnv, simulate_rewards
 from .episodes import Episode
@@ -251,3 +252,12 @@ def figure_png(
     buffer = BytesIO()
     figure.savefig(buffer, format='png', dpi=dpi, metadata={'Software': None})
     return buffer.getvalue()
+
+# %% ../nbs/10_evaluation.ipynb #98128d9f
+def write_picture(
+    path: str | Path, # a .png file; its folder is made
+    figure: 'Figure', # a drawn figure
+    dpi: int = 100, # dots per inch
+) -> None:
+    "Write a figure, whole or not at all."
+    with write_atomically(path) as temporary: temporary.write_bytes(figure_png(figure, dpi))

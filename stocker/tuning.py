@@ -13,7 +13,7 @@ __all__ = ['read_outcome', 'SETTINGS', 'SEED_GRID', 'SETTING_LIMITS', 'MOST_NUMB
            'heat_map', 'fits_heat_map', 'try_orders', 'group_rewards', 'group_advantages', 'setting_classes', 'choose',
            'write_choice', 'told', 'write_sweep', 'find_trace']
 
-# %% ../nbs/11_tuning.ipynb #455fe176
+# %% ../nbs/11_tuning.ipynb #70287faf
 import json
 import math
 import os
@@ -31,12 +31,12 @@ import pandas as pd
 
 from .accounting import ALL_SHARES, fill_batch, fill_order, greedy_orders, max_drawdown
 from .cache import observation_digest
-from .core import StockerError, Timing, as_timing, digest, write_atomically, write_json
+from .core import StockerError, Timing, as_timing, digest, write_json
 from .council import Trace, play, read_trace, rule_council
 from .data import write_table
 from .env import Run, StockerEnv, lay_out
 from .episodes import TASKS, Episode, Market, load_task
-from .evaluation import figure_png
+from .evaluation import write_picture
 from .reward import (
     LEAST_SCALE, RewardTerms, RewardWeights, inflation_growth, reward_terms, trajectory_bonus, yardstick)
 
@@ -658,7 +658,7 @@ def told(
     return '\n'.join([f"choice: {setting(choice['choice'], choice['total'])}", choice['reason'],
                       *(f"{rival['what']}: {setting(rival, rival['total'])}" for rival in choice['alternatives'])])
 
-# %% ../nbs/11_tuning.ipynb #7a307a8c
+# %% ../nbs/11_tuning.ipynb #c2031e43
 def write_sweep(
     folder: str | Path, # where the files go; made where it is missing
     trace: Trace, # a whole run
@@ -673,7 +673,7 @@ def write_sweep(
     write_table(table, rows)
     if not fits_heat_map(table): return [choice, rows]
     figure = heat_map(table, f'{trace.episode}, {trace.council}: total reward of {len(table)} settings')
-    with write_atomically(picture) as temporary: temporary.write_bytes(figure_png(figure))
+    write_picture(picture, figure)
     return [choice, rows, picture]
 
 # %% ../nbs/11_tuning.ipynb #1c3ccbbd

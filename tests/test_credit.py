@@ -6,25 +6,11 @@ import pytest
 from stocker.answers import read_trade
 from stocker.council import moderate_episode, vote_mean
 from stocker.credit import (
-    CreditReward, Start, credit_orders, mixed_starts, one_by_one, open_ledger, orders_in, play_all, random_orders,
-    rest_of_episode, run_at, visited)
+    CreditReward, Start, credit_orders, mixed_starts, one_by_one, open_ledger, play_all,
+    rest_of_episode, run_at, start_columns)
 from stocker.env import lay_out
 from stocker.reward import RewardWeights
 from stocker.worlds import follow, planted_world
-
-
-@pytest.fixture(scope='module')
-def world():
-    return planted_world(1, episodes=6, steps=20).episodes
-
-
-@pytest.fixture(scope='module')
-def starts(world):
-    return visited(world, random_orders(np.random.default_rng(0)))
-
-
-def columns(starts):
-    return {name: [getattr(start, name) for start in starts] for name in Start._fields}
 
 
 # Texts that models have really written, none of which may break a reward.
@@ -42,8 +28,8 @@ ODD_TEXTS = [
 @pytest.mark.parametrize('credit', ['step', 'horizon', 'episode'])
 def test_every_text_gets_one_finite_number(world, starts, credit):
     reward, some = CreditReward(world, credit), [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
-    rest = rest_of_episode(reward, some, orders_in(ODD_TEXTS), one_by_one(vote_mean))
-    values = reward(ODD_TEXTS, **columns(some), rest=rest if credit == 'episode' else None)
+    rest = rest_of_episode(reward, some, ODD_TEXTS, one_by_one(vote_mean))
+    values = reward(ODD_TEXTS, **start_columns(some), rest=rest if credit == 'episode' else None)
     assert len(values) == len(ODD_TEXTS) and all(type(value) is float and math.isfinite(value) for value in values)
 
 
@@ -59,7 +45,7 @@ def test_what_cannot_be_read_is_below_everything_that_can(timing, credit, horizo
     for start in mixed_starts(voted, None, 60, rng):
         orders = [f'{{"side": "{side}", "quantity": {quantity}}}' for side in ('buy', 'sell', 'hold')
                   for quantity in (0, 1, 3, 10, 40, 10**9)]
-        values = reward([*orders, 'no idea'], **columns([start] * (len(orders) + 1)))
+        values = reward([*orders, 'no idea'], **start_columns([start] * (len(orders) + 1)))
         assert values[-1] < min(values[:-1])
 
 
@@ -67,7 +53,7 @@ def test_four_usual_answers_are_not_all_worth_the_same(world):
     rising = next(Start(place, step, 10_000.0, 0.0, 10_000.0, 0.0) for place in range(6) for step in range(10)
                   if np.diff(world[place].episode.market('close').marks)[step] > 0)
     said = ['', '{"side": "hold", "quantity": 0}', '{"side": "buy", "quantity": 50}', '{"side": "buy" "quantity"']
-    values = CreditReward(world)(said, **columns([rising] * 4))
+    values = CreditReward(world)(said, **start_columns([rising] * 4))
     assert len({round(value, 6) for value in values}) == 3 # the two that cannot be read are alike
 
 
@@ -80,21 +66,21 @@ def test_rewards_equal_the_environment_step_by_step(world, starts):
         for _ in range(3):
             if not run.over: expected += run.trade(0, 0)[2].reward
         text = f'{{"side": "{("hold", "buy", "sell")[side]}", "quantity": {quantity}}}'
-        assert reward([text], **columns([start]))[0] == pytest.approx(expected, abs=1e-12)
+        assert reward([text], **start_columns([start]))[0] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_group_is_not_mixed_up_with_another(world, starts):
     reward, said = CreditReward(world), ['{"side": "buy", "quantity": 20}', '{"side": "sell", "quantity": 20}']
     one, other = starts[5], starts[60]
-    alone = [reward([text], **columns([start]))[0] for start in (one, other) for text in said]
-    assert reward(said * 2, **columns([one, one, other, other])) == alone
+    alone = [reward([text], **start_columns([start]))[0] for start in (one, other) for text in said]
+    assert reward(said * 2, **start_columns([one, one, other, other])) == alone
 
 
 @pytest.mark.parametrize('credit,horizon', [('step', 1), ('horizon', 2), ('horizon', 5), ('horizon', 50)])
 def test_beside_holding_no_answer_gains_on_its_group(world, starts, credit, horizon):
     said = ['{"side": "hold", "quantity": 0}', '{"side": "buy", "quantity": 8}', '{"side": "sell", "quantity": 1024}',
             '{"side": "buy", "quantity": 0}', 'I would rather not say']
-    many = columns([start for start in starts for _ in said])
+    many = start_columns([start for start in starts for _ in said])
     plain, beside = (np.array(CreditReward(world, credit, horizon, beside_holding=taken_off)(
         said * len(starts), **many)).reshape(-1, len(said)) for taken_off in (False, True))
     gain, same_gain = (values - values.mean(axis=1, keepdims=True) for values in (plain, beside))
@@ -104,15 +90,15 @@ def test_beside_holding_no_answer_gains_on_its_group(world, starts, credit, hori
 
 
 def test_beside_holding_the_states_no_longer_differ_by_what_they_held(world, starts):
-    said, many = ['{"side": "hold", "quantity": 0}'] * len(starts), columns(starts)
+    said, many = ['{"side": "hold", "quantity": 0}'] * len(starts), start_columns(starts)
     assert np.ptp(CreditReward(world)(said, **many)) > 0.1
     assert np.ptp(CreditReward(world, beside_holding=True)(said, **many)) == 0.0
 
 
 def test_to_the_end_of_an_episode_nothing_is_taken_off(world, starts):
     some, said = starts[:4], ['{"side": "buy", "quantity": 8}'] * 4
-    rest = rest_of_episode(CreditReward(world), some, orders_in(said), one_by_one(vote_mean))
-    plain, beside = (CreditReward(world, 'episode', beside_holding=taken_off)(said, **columns(some), rest=rest)
+    rest = rest_of_episode(CreditReward(world), some, said, one_by_one(vote_mean))
+    plain, beside = (CreditReward(world, 'episode', beside_holding=taken_off)(said, **start_columns(some), rest=rest)
                      for taken_off in (False, True))
     assert plain == beside
 
@@ -122,8 +108,8 @@ def test_an_episode_is_worth_what_the_environment_pays_to_its_end(world, starts)
     reward, said = CreditReward(world, 'episode'), '{"side": "%s", "quantity": %d}'
     orders = [said % (side, quantity) for side in ('buy', 'sell', 'hold') for quantity in (0, 3, 1000)]
     some, texts = [start for start in starts[::7] for _ in orders], orders * len(starts[::7])
-    rest = rest_of_episode(reward, some, orders_in(texts), one_by_one(follow('news')))
-    for start, text, value in zip(some, texts, reward(texts, **columns(some), rest=rest)):
+    rest = rest_of_episode(reward, some, texts, one_by_one(follow('news')))
+    for start, text, value in zip(some, texts, reward(texts, **start_columns(some), rest=rest)):
         run, order = run_at(reward.courses[start.place], start), read_trade(text)
         expected = run.trade(order.side.code, order.quantity)[2].reward
         while not run.over:
@@ -138,9 +124,9 @@ def test_what_cannot_be_read_is_not_played_on_and_earns_least(world, starts):
         asked.extend(questions)
         return one_by_one(vote_mean)(questions)
     said = ['no idea', '{"side": "hold", "quantity": 0}', '{"side": "buy"']
-    rest = rest_of_episode(CreditReward(world), some, orders_in(said), policy)
+    rest = rest_of_episode(CreditReward(world), some, said, policy)
     assert rest[0] == rest[2] == 0.0 and len(asked) == 20 - some[1].step - 1
-    values = CreditReward(world, 'episode')(said, **columns(some), rest=rest)
+    values = CreditReward(world, 'episode')(said, **start_columns(some), rest=rest)
     assert all(values[i] < some[i].step - 20 for i in (0, 2)) # below -1 for each decision that is left
 
 

@@ -17,7 +17,6 @@ from stocker.data import load_prices
 from stocker.env import Run, lay_out
 from stocker.episodes import Episode
 from stocker.reward import RewardWeights
-from stocker.worlds import planted_world
 
 torch = pytest.importorskip('torch')
 for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
@@ -26,7 +25,7 @@ from peft import get_peft_model
 from safetensors.torch import load_file
 
 from stocker.adapters import ADAPTER, brief_answer, brief_messages, load_trained, lora_settings, trained_moderator
-from stocker.credit import CreditReward, Start, one_by_one, play_all, random_orders, rest_of_episode, visited
+from stocker.credit import CreditReward, Start, one_by_one, play_all, rest_of_episode, start_columns
 from stocker.grpo import (
     SCORES, WARM_START, Alarms, EpisodeRollout, Questions, Trained, check_groups, check_lengths, curriculum_chances,
     grpo_settings, imitate, last_checkpoint, lesson_rows, look, make_trainer, prompt_rows, train, voted_difficulty,
@@ -43,22 +42,8 @@ QUIET_TEACHER = {'disable_tqdm': True}
 TINY = {'prompts': 8, 'per_device_train_batch_size': 16, 'num_generations': 4, **QUIET}
 
 
-@pytest.fixture(scope='module')
-def world():
-    return planted_world(1, episodes=6, steps=20).episodes
-
-
-@pytest.fixture(scope='module')
-def starts(world):
-    return visited(world, random_orders(np.random.default_rng(0)))
-
-
 def first_portfolio(voted):
     return Run(lay_out(voted.episode, voted.timing, RewardWeights())).portfolio
-
-
-def columns(starts):
-    return {name: [getattr(start, name) for start in starts] for name in Start._fields}
 
 
 # Settings that are refused before a model is loaded.
@@ -200,7 +185,7 @@ def test_a_rollout_plays_each_run_on_with_the_model_that_is_trained(world, start
     first, reward = [start for start in starts if start.step == 0], CreditReward(world, 'episode')
     prompts = [row['prompt'] for row in prompt_rows(world, first, told, carried=True)]
     rolled = EpisodeRollout(reward, told)(prompts, None)
-    values = reward(rolled['texts'], **columns(first), rest=rolled['rest'])
+    values = reward(rolled['texts'], **start_columns(first), rest=rolled['rest'])
     assert values == pytest.approx([run.total_reward for run in play_all(world, one_by_one(vote_mean))], abs=1e-12)
 
 
