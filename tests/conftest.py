@@ -6,12 +6,12 @@ import pytest
 @pytest.fixture(scope='session')
 def world():
     "Six short episodes in which one analyst knows the next move."
-    from stocker.worlds import planted_world
+    from stocker.studies.worlds import planted_world
     return planted_world(1, episodes=6, steps=20).episodes
 
 
 @pytest.fixture(scope='session')
 def starts(world):
     "States of them that chance gets into."
-    from stocker.credit import random_orders, visited
+    from stocker.training.credit import random_orders, visited
     return visited(world, random_orders(np.random.default_rng(0)))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stocker.accounting import (
+from stocker.trading.accounting import (
     ALL_SHARES, affordable_quantity, fill_batch, fill_order, greedy_orders, max_drawdown, optimal_orders,
     requested_batch, share_limit, simulate)
-from stocker.core import StockerError
-from stocker.episodes import TASKS, load_task
+from stocker.market.core import StockerError
+from stocker.market.episodes import TASKS, load_task
 
 HOLD, BUY, SELL = 0, 1, 2
 money = st.floats(0.0, 1e9, allow_subnormal=False)

@@ -3,16 +3,17 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from stocker.core import StockerError
-from stocker.env import Run, lay_out
-from stocker.reward import RewardWeights
-from stocker.worlds import planted_world
+from stocker.market.core import StockerError
+from stocker.trading.env import Run, lay_out
+from stocker.trading.reward import RewardWeights
+from stocker.studies.worlds import planted_world
 
 torch = pytest.importorskip('torch')
 for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
 
-from stocker.adapters import check_forward, check_packages, lora_settings, memory_advice, memory_plan, precision
-from stocker.pocket import load_pocket
+from stocker.training.adapters import (
+    check_forward, check_packages, lora_settings, memory_advice, memory_plan, precision)
+from stocker.training.pocket import load_pocket
 
 torch.set_num_threads(1)
 
@@ -61,14 +62,14 @@ def test_an_adapter_goes_to_the_language_layers_only():
 
 def test_the_plan_for_a_card_says_what_to_change():
     pytest.importorskip('transformers.models.gemma4')
-    from stocker.adapters import gemma4_e4b_config
+    from stocker.training.adapters import gemma4_e4b_config
     plan = memory_plan(gemma4_e4b_config())
     assert 12 < sum(plan.values()) < 14.7 and 'it fits' in memory_advice(plan)
     assert plan['embeddings and the rest, 16 bit'] > plan['linear layers, 4 bit']
 
 
 def test_gemma_4_gives_the_same_with_and_without_its_cache():
-    from stocker.models import tiny_gemma
+    from stocker.llm.models import tiny_gemma
     model, numbers = tiny_gemma()[0], torch.arange(10, 40)[None]
     with torch.no_grad():
         one, other = (model(input_ids=numbers, labels=numbers, use_cache=cache) for cache in (True, False))

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stocker.answers import (
+from stocker.llm.answers import (
     DEEPEST, LONGEST_ANSWER, QUANTITY_LIMIT, TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, Unreadable, answer_text,
     read_trade, read_vote)
-from stocker.core import Side, TradeAction, Vote, canonical_json
+from stocker.market.core import Side, TradeAction, Vote, canonical_json
 
 OK = '{"signal":0.5,"confidence":0.6,"rationale":"ok"}'
 DRAFT = '{"signal":-0.9,"confidence":0.9,"rationale":"draft"}'
@@ -406,7 +406,7 @@ def test_a_completion_of_an_unknown_form_says_nothing():
 
 
 def test_the_order_of_hashing_does_not_matter():
-    program = ('import json, sys; from stocker.answers import *; '
+    program = ('import json, sys; from stocker.llm.answers import *; '
                'print([(repr(read_vote(t)), repr(read_trade(t))) for t in json.load(sys.stdin)])')
     texts = json.dumps([
         *SEEDS, f'{OK}{DRAFT}', '{"signal":1,"signal":2,"confidence":1,"confidence":2}', '{"side":{"b":1,"a":2}}'])

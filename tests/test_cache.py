@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stocker.cache import (
+from stocker.council.cache import (
     MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, StoredVote, VoteCache, bar_text, cache_stats,
     check_day, check_label, escape_name, is_sealed, observation_digest, observation_text, pack_cache, packed_votes,
     path_place, place_path, read_stored, seal, unescape_name, unpack_cache, verify_cache, vote_digest)
-from stocker.core import (
+from stocker.market.core import (
     Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest, plain)
-from stocker.data import write_table
+from stocker.market.data import write_table
 
 TICKERS = ('AAPL', 'aapl', 'BRK.B', 'BRK-B', 'brk-b', '^GSPC', 'GC=F', 'BTC-USD', 'CON', 'con', 'Con', 'PRN', 'AUX',
            'NUL', 'COM1', 'LPT9', 'CON.B', 'nul.json', '7203.T', '0700.HK')
@@ -491,8 +491,8 @@ FILLER = '''
 import os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from stocker.cache import CachedSpecialist, VoteCache
-from stocker.core import ROLES, Vote
+from stocker.council.cache import CachedSpecialist, VoteCache
+from stocker.market.core import ROLES, Vote
 from test_cache import DAYS, observe, long_answer
 
 root, log, rng = sys.argv[1], sys.argv[2], random.Random(int(sys.argv[4]))
@@ -541,7 +541,7 @@ def long_answer(role, observation):
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork and SIGKILL')
 def test_a_filling_that_is_killed_goes_on_where_it_stopped(tmp_path):
-    from stocker.core import ROLES
+    from stocker.market.core import ROLES
     root, log = tmp_path/'root', tmp_path/'calls.txt'
     script = [sys.executable, '-c', FILLER, str(root), str(log), str(Path(__file__).parent), '7', str(KILLS)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
@@ -728,7 +728,7 @@ def test_a_cache_goes_to_the_hub_and_comes_back(tmp_path, monkeypatch):
     import fsspec.core
     import huggingface_hub
     from fsspec.implementations.dirfs import DirFileSystem
-    from stocker.cache import pull_cache, push_cache
+    from stocker.council.cache import pull_cache, push_cache
     hub, made = tmp_path/'hub', []
     files = DirFileSystem(str(hub), fsspec.filesystem('file'))
 

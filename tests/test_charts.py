@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker import charts
-from stocker.charts import CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, chart_frame, chart_png, empty_chart, write_charts
-from stocker.core import Bar, DataError, StockerError
+from stocker.market import charts
+from stocker.market.charts import (
+    CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, chart_frame, chart_png, empty_chart, write_charts)
+from stocker.market.core import Bar, DataError, StockerError
 
 
 def walk(sessions, seed=0, level=100.0):
@@ -68,7 +69,7 @@ def test_the_same_bars_give_the_same_bytes_whatever_was_drawn_before():
 
 
 def test_another_process_without_a_screen_or_a_backend_gives_the_same_bytes():
-    code = ('import sys, pickle; from stocker.charts import chart_png; import matplotlib.pyplot as plt; '
+    code = ('import sys, pickle; from stocker.market.charts import chart_png; import matplotlib.pyplot as plt; '
             'png = chart_png(*pickle.load(sys.stdin.buffer)); assert plt.get_fignums() == []; '
             'sys.stdout.buffer.write(png)')
     unset = ('MPLBACKEND', 'DISPLAY', 'WAYLAND_DISPLAY')
@@ -273,7 +274,7 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_charts import jobs_in
-from stocker.charts import write_charts
+from stocker.market.charts import write_charts
 print('started')
 write_charts(jobs_in(Path({str(tmp_path/'charts')!r}), 33), workers=2, progress=False)
 ''')
@@ -289,14 +290,14 @@ def test_no_progress_bar_for_what_is_quick(tmp_path, capsys):
 
 def test_works_without_ipywidgets(tmp_path):
     code = ("import sys; sys.modules['ipywidgets'] = None\n"
-            "from pathlib import Path; from test_charts import jobs_in; from stocker.charts import write_charts\n"
+            "from pathlib import Path; from test_charts import jobs_in; from stocker.market.charts import write_charts\n"
             f"write_charts(jobs_in(Path({str(tmp_path)!r}), 2))")
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
 
 
 def test_importing_charts_loads_no_plotting_library():
-    code = ('import sys, stocker.charts; heavy = {"matplotlib", "mplfinance", "PIL", "tqdm", "talib"}; '
+    code = ('import sys, stocker.market.charts; heavy = {"matplotlib", "mplfinance", "PIL", "tqdm", "talib"}; '
             'print(sorted(heavy & set(sys.modules)))')
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 

@@ -11,11 +11,11 @@ import pytest
 
 import stocker
 from stocker.cli import app, episodes_of, main
-from stocker.core import StockerError, data_path
-from stocker.council import read_trace, trace_orders
-from stocker.data import read_table, write_table
-from stocker.env import simulate_rewards
-from stocker.episodes import TASKS, load_task
+from stocker.market.core import StockerError, data_path
+from stocker.council.council import read_trace, trace_orders
+from stocker.market.data import read_table, write_table
+from stocker.trading.env import simulate_rewards
+from stocker.market.episodes import TASKS, load_task
 
 HEAVY = ('pandas', 'matplotlib', 'torch', 'numpy')
 
@@ -226,7 +226,7 @@ def test_every_damage_fails_the_check_with_one_line_each(damage, damaged, comman
 # --- importing ---
 
 @pytest.mark.parametrize('module, absent', [('stocker', HEAVY), ('stocker.cli', ('pandas', 'matplotlib', 'torch')),
-                                            ('stocker.env', ('matplotlib', 'mplfinance', 'yfinance', 'torch'))])
+                                            ('stocker.trading.env', ('matplotlib', 'mplfinance', 'yfinance', 'torch'))])
 def test_importing_brings_nothing_heavy_along(module, absent):
     code = f'import {module}, sys; print(*[name for name in {absent!r} if name in sys.modules])'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
@@ -235,7 +235,7 @@ def test_importing_brings_nothing_heavy_along(module, absent):
 
 def test_the_installed_package_needs_no_development_tools():
     tools = 'nbdev', 'fastcore', 'execnb', 'hypothesis', 'pytest', 'IPython'
-    code = ('import sys, stocker.cli, stocker.bench, stocker.dataset, stocker.evaluation;'
+    code = ('import sys, stocker.cli, stocker.bench, stocker.trading.dataset, stocker.council.evaluation;'
             f'print(*[name for name in {tools} if name in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ''
@@ -263,14 +263,14 @@ def test_every_command_that_the_readme_names_is_there():
 def test_training_is_told_what_the_command_says(command, monkeypatch):
     from types import SimpleNamespace
 
-    from stocker.reward import RewardWeights
+    from stocker.trading.reward import RewardWeights
     told = {}
-    monkeypatch.setattr('stocker.results.load_splits', lambda name, seed, timing: SimpleNamespace(
+    monkeypatch.setattr('stocker.training.results.load_splits', lambda name, seed, timing: SimpleNamespace(
         training=(name, seed, timing), validation='some', tests={}))
-    monkeypatch.setattr('stocker.grpo.train', lambda *given, **named: told.update(given=given, named=named)
+    monkeypatch.setattr('stocker.training.grpo.train', lambda *given, **named: told.update(given=given, named=named)
                         or SimpleNamespace(record={'best_step': 7}))
-    monkeypatch.setattr('stocker.results.judge', lambda trained, splits, weights: told.update(weights=weights))
-    monkeypatch.setattr('stocker.results.compile_results', lambda folder: folder/'RESULTS.md')
+    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits, weights: told.update(weights=weights))
+    monkeypatch.setattr('stocker.training.results.compile_results', lambda folder: folder/'RESULTS.md')
     code, out, _ = command('train', '--episodes', 'placebo', '--seed', '3', '--credit', 'episode', '--rounds', '2',
                            '--transaction-cost', '0', '--set', 'beta=0.1', '--out', 'here/one_3')
     free = RewardWeights(transaction_cost=0.0)

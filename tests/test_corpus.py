@@ -12,19 +12,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import stocker.corpus as corpus_module
-from stocker.core import DataError, StockerError, Timing, data_path
-from stocker.corpus import (
-    INDEX_COLUMNS, PERIODS, RULES, SECTORS, SPLITS, Corpus, FileHeadlines, GdeltHeadlines, Histories, RecordFields,
-    StreamedHeadlines, balanced_weights, baseline_table, corpus_baselines, corpus_episode, corpus_index, difficulty,
-    easy_first, episode_from_source, episode_steps, exchange_days, folder_histories, gather_headlines,
-    grouped_error, hub_headlines, load_corpus, missing_sessions, orders_of, packaged_histories, peers_of,
-    play_side_by_side, price_files, read_episode_name, read_universe, regimes, relations_of, release_time,
-    sample_episodes, save_histories, side_market, side_yardstick, source_histories, window_starts, without_repeats)
-from stocker.data import FolderSource, RateLimited, YahooSource, load_prices
-from stocker.env import StockerEnv, simulate_rewards
-from stocker.episodes import Episode, load_task
-from stocker.reward import RewardWeights, yardstick
+import stocker.market.histories as corpus_module
+from stocker.market.core import DataError, StockerError, Timing, data_path
+from stocker.market.headlines import (
+    FileHeadlines, GdeltHeadlines, RecordFields, StreamedHeadlines, gather_headlines, hub_headlines, release_time,
+    without_repeats)
+from stocker.market.histories import (
+    INDEX_COLUMNS, PERIODS, SECTORS, SPLITS, Corpus, Histories, corpus_episode, corpus_index, episode_from_source,
+    exchange_days, folder_histories, load_corpus, missing_sessions, packaged_histories, peers_of, price_files,
+    read_episode_name, read_universe, regimes, relations_of, save_histories, source_histories, window_starts)
+from stocker.studies.rules import (
+    RULES, balanced_weights, baseline_table, corpus_baselines, difficulty, easy_first, episode_steps, grouped_error,
+    orders_of, play_side_by_side, sample_episodes, side_market, side_yardstick)
+from stocker.market.data import FolderSource, RateLimited, YahooSource, load_prices
+from stocker.trading.env import StockerEnv, simulate_rewards
+from stocker.market.episodes import Episode, load_task
+from stocker.trading.reward import RewardWeights, yardstick
 
 DAYS = exchange_days(data_path('calendar.parquet'))
 LARGE = Path(__file__).resolve().parents[2]/'shared'/'market'

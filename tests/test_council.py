@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from stocker.cache import CachedSpecialist, Place, VoteCache, place_path, read_stored
-from stocker.core import (
+from stocker.council.cache import CachedSpecialist, Place, VoteCache, place_path, read_stored
+from stocker.market.core import (
     ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, canonical_json, digest)
-from stocker.council import (
+from stocker.council.council import (
     MODERATORS, THRESHOLD, Council, ask, ask_all, collect_votes, mean_signal, moderate_episode, order_by_score, play,
     play_step, read_trace, rule_council, trace_orders, vote_mean, vote_mean_all_in, write_trace)
-from stocker.env import StockerEnv
-from stocker.episodes import load_task
-from stocker.reward import RewardWeights
-from stocker.specialists import RULE_ANALYSTS
+from stocker.trading.env import StockerEnv
+from stocker.market.episodes import load_task
+from stocker.trading.reward import RewardWeights
+from stocker.council.specialists import RULE_ANALYSTS
 
 
 class Unprintable(Exception):
@@ -173,8 +173,8 @@ def test_the_order_of_the_seats_does_not_change_a_run(trace):
 
 PLAY = '''
 import sys
-from stocker.council import play, rule_council, write_trace
-from stocker.env import StockerEnv
+from stocker.council.council import play, rule_council, write_trace
+from stocker.trading.env import StockerEnv
 write_trace(play(StockerEnv('task_medium', 'next_open'), rule_council('vote_mean_all_in')), sys.argv[1])
 '''
 
@@ -327,9 +327,9 @@ def test_a_specialist_that_raises_and_one_that_hangs_stop_nobody(seconds, look):
 def test_a_hanging_specialist_does_not_keep_the_program_from_ending():
     code = '''
 import time
-from stocker.council import Council, vote_mean
-from stocker.episodes import load_task
-from stocker.core import Portfolio
+from stocker.council.council import Council, vote_mean
+from stocker.market.episodes import load_task
+from stocker.market.core import Portfolio
 council = Council({'news': lambda observation: time.sleep(600)}, vote_mean, seconds=0.1)
 decision = council.decide(load_task('task_easy').observations()[0], Portfolio(0, 43, 1e4, 0, 1e2, 1e4, 0.001, 0.0))
 print(decision.votes['news'].reason)'''
@@ -471,7 +471,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 import test_council
-from stocker.core import Vote
+from stocker.market.core import Vote
 
 root, log, rng = sys.argv[1], sys.argv[2], random.Random(7)
 episodes, council = test_council.episodes_to_fill(), test_council.slow_council(root, log)

@@ -3,14 +3,14 @@ import math
 
 import numpy as np
 import pytest
-from stocker.answers import read_trade
-from stocker.council import moderate_episode, vote_mean
-from stocker.credit import (
-    CreditReward, Start, credit_orders, mixed_starts, one_by_one, open_ledger, play_all,
-    rest_of_episode, run_at, start_columns)
-from stocker.env import lay_out
-from stocker.reward import RewardWeights
-from stocker.worlds import follow, planted_world
+from stocker.llm.answers import read_trade
+from stocker.council.council import moderate_episode, vote_mean
+from stocker.training.credit import (
+    CreditReward, Start, credit_orders, mixed_starts, one_by_one, open_ledger, play_all, rest_of_episode, run_at,
+    start_columns)
+from stocker.trading.env import lay_out
+from stocker.trading.reward import RewardWeights
+from stocker.studies.worlds import follow, planted_world
 
 
 # Texts that models have really written, none of which may break a reward.

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stocker.core import DataError, StockerError
-from stocker.data import (
+from stocker.market.core import DataError, StockerError
+from stocker.market.data import (
     ADJUSTMENT, FIRST_WAIT, HEADLINE_FORMS, KNOWN_GAPS, PRICE_COLUMNS, FolderSource, RateLimited, YahooSource,
     adjust_for_dividends, check_prices, drop_unfinished, fetch_all, import_forum, load_prices, load_table,
     merge_history, nyse_sessions, nyse_years, price_problems, read_forum, read_headlines, read_macro,

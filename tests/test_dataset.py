@@ -10,15 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker import dataset
-from stocker.charts import write_charts
-from stocker.core import DataError, StockerError, canonical_json, data_path
-from stocker.data import (
-    PRICE_COLUMNS, FolderSource, RateLimited, fetch_all, import_forum, load_prices, read_table, sha256_of, write_table)
-from stocker.dataset import (
+from stocker.trading import dataset
+from stocker.market.charts import write_charts
+from stocker.market.core import DataError, StockerError, canonical_json, data_path
+from stocker.market.data import (
+    PRICE_COLUMNS, FolderSource, RateLimited, fetch_all, import_forum, load_prices, read_table, sha256_of,
+    write_table)
+from stocker.trading.dataset import (
     FACT_FILES, FIRST_DAYS, TABLES, build_dataset, check_dataset, dataset_files, dataset_symbols, fetch_prices,
     file_problems, using_data)
-from stocker.episodes import TASKS, load_task
+from stocker.market.episodes import TASKS, load_task
 
 DAY = '2023-08-15'
 PACKAGE_CHARTS = data_path('charts')

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from stocker.core import Portfolio, StockerError, TradeAction, canonical_json
-from stocker.council import play, rule_council, trace_orders
-from stocker.data import load_prices, load_table
-from stocker.env import MAX_QUANTITY, Snapshot, StockerEnv, simulate_rewards
-from stocker.episodes import TASKS, Episode, load_task
-from stocker.reward import RewardWeights
+from stocker.market.core import Portfolio, StockerError, TradeAction, canonical_json
+from stocker.council.council import play, rule_council, trace_orders
+from stocker.market.data import load_prices, load_table
+from stocker.trading.env import MAX_QUANTITY, Snapshot, StockerEnv, simulate_rewards
+from stocker.market.episodes import TASKS, Episode, load_task
+from stocker.trading.reward import RewardWeights
 
 CLOCKS = ('close', 'next_open')
 EVERYWHERE = [(task, timing) for task in TASKS for timing in CLOCKS]
@@ -440,7 +440,7 @@ def test_blocks_do_not_show_in_a_batch(monkeypatch):
     episode, rng = load_task('task_easy'), np.random.default_rng(0)
     sides, quantities = rng.integers(0, 3, (43, 50)), rng.integers(0, 60, (43, 50))
     whole = simulate_rewards(episode, sides, quantities)
-    monkeypatch.setattr('stocker.env.BLOCK', 7)
+    monkeypatch.setattr('stocker.trading.env.BLOCK', 7)
     parts = simulate_rewards(episode, sides, quantities)
     assert all(np.array_equal(getattr(whole, name), getattr(parts, name))
                for name in ('rewards', 'values', 'traded', 'invalid'))
@@ -517,7 +517,7 @@ def test_two_episodes_of_one_name_are_refused():
 def test_a_long_window_needs_no_search_for_the_optimum(monkeypatch):
     "The reward does not ask for the optimum, so an environment must not compute it."
     def forbidden(*arguments): raise AssertionError('the optimum was computed')
-    monkeypatch.setattr('stocker.reward.optimal_orders', forbidden)
+    monkeypatch.setattr('stocker.trading.reward.optimal_orders', forbidden)
     episode = Episode.from_prices(load_prices('SNAP'), 'SNAP', '2020-01-02', '2021-12-31')
     env = StockerEnv(episode)
     env.reset()

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.core import ROLES, Portfolio, Side, TradeAction, canonical_json
-from stocker.council import Council, play, rule_council
-from stocker.data import load_table
-from stocker.env import StockerEnv, simulate_rewards
-from stocker.episodes import TASKS, Episode, load_task
-from stocker.evaluation import (
+from stocker.market.core import ROLES, Portfolio, Side, TradeAction, canonical_json
+from stocker.council.council import Council, play, rule_council
+from stocker.market.data import load_table
+from stocker.trading.env import StockerEnv, simulate_rewards
+from stocker.market.episodes import TASKS, Episode, load_task
+from stocker.council.evaluation import (
     BASELINES, FEWEST_SESSIONS, baseline_orders, baselines, compare, episode_figure, figure_png, headline,
     performance, trace_result, vote_grid)
-from stocker.reward import RewardWeights
+from stocker.trading.reward import RewardWeights
 
 EVERYWHERE = [(task, timing) for task in TASKS for timing in ('close', 'next_open')]
 YEARLY = ('annual_return', 'annual_volatility', 'sharpe')

@@ -5,18 +5,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.core import StockerError, Timing
-from stocker.corpus import load_corpus
-from stocker.council import VotedEpisode
-from stocker.env import simulate_rewards
-from stocker.fidelity import (
+from stocker.market.core import StockerError, Timing
+from stocker.market.histories import load_corpus
+from stocker.council.council import VotedEpisode
+from stocker.trading.env import simulate_rewards
+from stocker.studies.fidelity import (
     CANARIES, HINDSIGHT, RECOMMENDED, Graded, block_of, block_starts, canary_table, deflated_sharpe, fidelity,
     grade_bank, halves, kendall_tau, luckiest_sharpe, mean_by_day, overfitting_probability, play_bank, price_rules,
     read_trials, record_trials, reference_policies, relative_rank, sharpe_probability, split_sharpe, switch_orders,
     total_rewards, weights_verdict)
-from stocker.reward import RewardWeights
-from stocker.statistics import OrderMaker
-from stocker.worlds import follow, placebo_world, planted_world
+from stocker.trading.reward import RewardWeights
+from stocker.studies.statistics import OrderMaker
+from stocker.studies.worlds import follow, placebo_world, planted_world
 
 SETTINGS = [RewardWeights(performance, inflation, rate, fee, penalty)
             for performance, inflation, rate, fee, penalty in (

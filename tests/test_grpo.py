@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from stocker.answers import read_trade
-from stocker.core import StockerError
-from stocker.council import collect_votes, vote_mean
-from stocker.data import load_prices
-from stocker.env import Run, lay_out
-from stocker.episodes import Episode
-from stocker.reward import RewardWeights
+from stocker.llm.answers import read_trade
+from stocker.market.core import StockerError
+from stocker.council.council import collect_votes, vote_mean
+from stocker.market.data import load_prices
+from stocker.trading.env import Run, lay_out
+from stocker.market.episodes import Episode
+from stocker.trading.reward import RewardWeights
 
 torch = pytest.importorskip('torch')
 for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
@@ -24,17 +24,18 @@ for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(
 from peft import get_peft_model
 from safetensors.torch import load_file
 
-from stocker.adapters import ADAPTER, brief_answer, brief_messages, load_trained, lora_settings, trained_moderator
-from stocker.credit import CreditReward, Start, one_by_one, play_all, rest_of_episode, start_columns
-from stocker.grpo import (
+from stocker.training.adapters import (
+    ADAPTER, brief_answer, brief_messages, load_trained, lora_settings, trained_moderator)
+from stocker.training.credit import CreditReward, Start, one_by_one, play_all, rest_of_episode, start_columns
+from stocker.training.grpo import (
     SCORES, WARM_START, Alarms, EpisodeRollout, Questions, Trained, check_groups, check_lengths, curriculum_chances,
     grpo_settings, imitate, last_checkpoint, lesson_rows, look, make_trainer, prompt_rows, train, voted_difficulty,
     voted_regimes, watch)
-from stocker.pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
-from stocker.prompts import LanguageSpecialist
-from stocker.results import Splits, compile_results, judge
-from stocker.specialists import RULE_ANALYSTS
-from stocker.statistics import BASELINE_POLICIES, evaluate
+from stocker.training.pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
+from stocker.llm.prompts import LanguageSpecialist
+from stocker.training.results import Splits, compile_results, judge
+from stocker.council.specialists import RULE_ANALYSTS
+from stocker.studies.statistics import BASELINE_POLICIES, evaluate
 
 torch.set_num_threads(1)
 QUIET = {'disable_tqdm': True, 'report_to': []}
@@ -54,7 +55,7 @@ def first_portfolio(voted):
     ({'num_generations': 1}, ['num_generations']), ({'num_generations': 0}, ['num_generations']),
     ({'per_device_train_batch_size': 6}, ['per_device_train_batch_size', 'num_generations'])])
 def test_incomplete_groups_are_refused_before_a_model_is_loaded(tmp_path, world, monkeypatch, changes, named):
-    monkeypatch.setattr('stocker.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
+    monkeypatch.setattr('stocker.training.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
     with pytest.raises(StockerError) as error: train('some/model', world[:4], world[4:], tmp_path, **changes)
     assert all(name in str(error.value) for name in named)
 
@@ -65,7 +66,7 @@ def test_groups_over_several_devices():
 
 
 def test_an_old_torchao_is_named_before_a_model_is_loaded(tmp_path, world, monkeypatch):
-    monkeypatch.setattr('stocker.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
+    monkeypatch.setattr('stocker.training.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
     monkeypatch.setattr('importlib.metadata.version', lambda name: '0.10.0')
     with pytest.raises(StockerError, match='torchao 0.10.0 is too old'): train('x/y', world[:4], world[4:], tmp_path)
 
@@ -181,7 +182,7 @@ def test_a_rollout_plays_each_run_on_with_the_model_that_is_trained(world, start
         return [{'role': 'user', 'content': brief_answer(vote_mean(votes, portfolio))}]
     def repeat(trainer, prompts):
         return {'texts': [one[-1]['content'] for one in prompts]}
-    monkeypatch.setattr('stocker.grpo.trainer_answers', repeat)
+    monkeypatch.setattr('stocker.training.grpo.trainer_answers', repeat)
     first, reward = [start for start in starts if start.step == 0], CreditReward(world, 'episode')
     prompts = [row['prompt'] for row in prompt_rows(world, first, told, carried=True)]
     rolled = EpisodeRollout(reward, told)(prompts, None)
@@ -191,7 +192,7 @@ def test_a_rollout_plays_each_run_on_with_the_model_that_is_trained(world, start
 
 def test_episode_credit_trains_through_a_rollout(world, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr('stocker.grpo.rest_of_episode', lambda *given: seen.append(rest_of_episode(*given)) or seen[-1])
+    monkeypatch.setattr('stocker.training.grpo.rest_of_episode', lambda *given: seen.append(rest_of_episode(*given)) or seen[-1])
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         one = train('pocket', world[:4], world[4:], tmp_path, credit='episode', num_train_epochs=1,
@@ -216,7 +217,7 @@ def test_a_rollout_of_gemma_4(gemma_votes, tmp_path):
 @pytest.fixture(scope='module')
 def gemma_votes():
     "A council with a real Gemma 4 class in the seat that looks at pictures, small and with random weights."
-    from stocker.models import TransformersClient, tiny_gemma
+    from stocker.llm.models import TransformersClient, tiny_gemma
     client = TransformersClient(*tiny_gemma(), 'tiny-gemma', most_tokens=40)
     asked, answer_all = [], client.answer_all
     client.answer_all = lambda conversations, *rest, **named: (
@@ -229,7 +230,7 @@ def gemma_votes():
 
 
 def gemma_student():
-    from stocker.models import tiny_gemma
+    from stocker.llm.models import tiny_gemma
     return Student('tiny-gemma-4', *tiny_gemma(), brief_messages, 24, 2048, brief_answer)
 
 
@@ -332,8 +333,8 @@ def test_difficulty_is_the_distance_of_the_best_simple_policy(world):
 KILLED = '''
 import json, sys, warnings; warnings.simplefilter('ignore')
 import torch; torch.set_num_threads(1)
-from stocker.grpo import train
-from stocker.worlds import planted_world
+from stocker.training.grpo import train
+from stocker.studies.worlds import planted_world
 world = planted_world(1, episodes=6, steps=20).episodes
 train('pocket', world[:4], world[4:], sys.argv[1], seed=1, num_train_epochs=500, **json.loads(sys.argv[2]))
 '''

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stocker.core import DataError, StockerError
-from stocker.indicators import (INDICATORS, average_true_range, bollinger_bands, gapless, indicator_table, macd, rsi,
-                                shown, simple_moving_average, window_mean_and_deviation)
+from stocker.market.core import DataError, StockerError
+from stocker.market.indicators import (
+    INDICATORS, average_true_range, bollinger_bands, gapless, indicator_table, macd, rsi, shown,
+    simple_moving_average, window_mean_and_deviation)
 
 RSI_PRICES = [29.685, 29.685, 29.685, 29.695, 29.715, 29.715, 29.735, 29.735, 29.725, 29.715, 29.705, 29.715, 29.675,
               29.615]

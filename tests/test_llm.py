@@ -18,11 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from stocker.answers import TRADE_SCHEMA, VOTE_SCHEMA
-from stocker.core import DataError, StockerError, canonical_json
-from stocker.llm import (
-    Client, Endpoint, OpenAIClient, RecordedClient, Reply, ScriptedClient, append_line, background_loop, endpoint_words,
-    find_endpoint, next_wait, read_completion, read_recording, request_digest, retry_after)
+from stocker.llm.answers import TRADE_SCHEMA, VOTE_SCHEMA
+from stocker.market.core import DataError, StockerError, canonical_json
+from stocker.llm.client import (
+    Client, Endpoint, OpenAIClient, RecordedClient, Reply, ScriptedClient, append_line, background_loop,
+    endpoint_words, find_endpoint, next_wait, read_completion, read_recording, request_digest, retry_after)
 
 VARIABLES = ('API_BASE_URL', 'MODEL_NAME', 'HF_TOKEN', 'OPENAI_API_KEY')
 KEY = 'sk-very-secret-0123456789'
@@ -341,7 +341,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 RECORD_FOR_EVER = '''
 import sys, time
-from stocker.llm import RecordedClient, Reply, ScriptedClient
+from stocker.llm.client import RecordedClient, Reply, ScriptedClient
 
 class Slow(ScriptedClient):
     def answer_each(self, conversations, schema=None, adapter='base'):
@@ -483,7 +483,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_importing_the_module_loads_nothing_heavy():
-    code = 'import sys, stocker.llm; print([name for name in ("torch", "openai", "pandas") if name in sys.modules])'
+    code = 'import sys, stocker.llm.client; print([name for name in ("torch", "openai", "pandas") if name in sys.modules])'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
 
 
@@ -857,7 +857,7 @@ def test_a_forked_process_opens_its_own_connections(serve):
 def test_a_process_ends_although_a_request_hangs(serve):
     pytest.importorskip('openai')
     server = serve(trickling_body)
-    code = ('import threading, sys\nfrom stocker.llm import OpenAIClient\n'
+    code = ('import threading, sys\nfrom stocker.llm.client import OpenAIClient\n'
             'client = OpenAIClient("m", sys.argv[1], "", timeout=60)\n'
             'ask = lambda: client.answer([{"role": "user", "content": "x"}])\n'
             'threading.Thread(target=ask, daemon=True).start()\n'

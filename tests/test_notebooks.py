@@ -3,7 +3,7 @@ import ast
 import json
 from pathlib import Path
 
-CHAPTERS = sorted((Path(__file__).parents[1]/'nbs').glob('[0-9]*.ipynb'))
+CHAPTERS = sorted((Path(__file__).parents[1]/'nbs').rglob('[0-9]*.ipynb'))
 
 
 def code_of(path):

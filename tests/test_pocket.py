@@ -6,12 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from stocker.answers import Unreadable, read_trade
-from stocker.core import ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, data_path
-from stocker.pocket import (
+from stocker.llm.answers import Unreadable, read_trade
+from stocker.market.core import ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, data_path
+from stocker.training.pocket import (
     NUMBERS, ModelModerator, at_least, lesson, load_pocket, new_pocket, pocket_answer, pocket_messages,
     pocket_tokenizer, portfolio_lines, possible_order, random_portfolio, random_votes, vocabulary, vote_line)
-from stocker.prompts import ruling_in
+from stocker.llm.prompts import ruling_in
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -23,7 +23,7 @@ def student():
 
 
 def test_importing_the_module_does_not_import_torch():
-    code = "import sys, stocker.pocket, stocker.results; sys.exit('torch' in sys.modules)"
+    code = "import sys, stocker.training.pocket, stocker.training.results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, '-c', code]).returncode == 0
 
 

@@ -15,22 +15,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_episodes import without_future
 
-from stocker import prompts
-from stocker.answers import TRADE_SCHEMA, VOTE_SCHEMA, Unreadable, bracketed_parts, read_trade, read_vote
-from stocker.cache import vote_digest
-from stocker.charts import chart_png
-from stocker.core import (
+from stocker.llm import prompts
+from stocker.llm.answers import TRADE_SCHEMA, VOTE_SCHEMA, Unreadable, bracketed_parts, read_trade, read_vote
+from stocker.council.cache import vote_digest
+from stocker.market.charts import chart_png
+from stocker.market.core import (
     ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, PeerMove, Portfolio, Season, StockerError,
     TradeAction, Vote, canonical_json, digest)
-from stocker.council import Council, ask_all
-from stocker.episodes import TASKS, load_task
-from stocker.llm import Reply, ScriptedClient
-from stocker.prompts import (
+from stocker.council.council import Council, ask_all
+from stocker.market.episodes import TASKS, load_task
+from stocker.llm.client import Reply, ScriptedClient
+from stocker.llm.prompts import (
     CHART_TOLD, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
     LanguageModerator, LanguageSpecialist, amount, change, chart_evidence, chart_url, days_ago, fenced,
     language_specialists, nothing_to_judge, outside_line, peer_evidence, portfolio_told, role_prompt, season_evidence,
     system_prompt, trade_messages, vote_messages, votes_told)
-from stocker.specialists import RULE_ANALYSTS
+from stocker.council.specialists import RULE_ANALYSTS
 
 GOOD_VOTE = '{"signal": -0.2, "confidence": 0.5, "rationale": "mine"}'
 GOOD_TRADE = '{"side": "sell", "quantity": 3, "rationale": "mine"}'
@@ -489,10 +489,10 @@ def test_the_order_of_dictionaries_and_of_peers_changes_no_prompt():
 
 SCRIPT = '''
 import random, sys
-from stocker.core import ROLES, Abstention, Portfolio, digest
-from stocker.episodes import load_task
-from stocker.prompts import role_prompt, trade_messages, vote_messages
-from stocker.specialists import RULE_ANALYSTS
+from stocker.market.core import ROLES, Abstention, Portfolio, digest
+from stocker.market.episodes import load_task
+from stocker.llm.prompts import role_prompt, trade_messages, vote_messages
+from stocker.council.specialists import RULE_ANALYSTS
 look = load_task('task_easy').observations()[4]
 votes = {role: RULE_ANALYSTS[role](look) for role in set(ROLES)}
 votes |= {name: Abstention(reason='x') for name in {'zeta', 'alpha'}}

@@ -14,23 +14,24 @@ from browser import browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stocker import report
-from stocker.core import ROLES, Abstention, Portfolio, StockerError, Vote, canonical_json
-from stocker.council import (
-    Council, VotedEpisode, collect_votes, mean_signal, moderate_episode, order_by_score, play, rule_council, vote_mean,
-    write_trace)
-from stocker.env import StockerEnv
-from stocker.episodes import Episode, load_task, moment
-from stocker.evaluation import compare
-from stocker.report import (
+from stocker.pages import report
+from stocker.market.core import ROLES, Abstention, Portfolio, StockerError, Vote, canonical_json
+from stocker.council.council import (
+    Council, VotedEpisode, collect_votes, mean_signal, moderate_episode, order_by_score, play, rule_council,
+    vote_mean, write_trace)
+from stocker.trading.env import StockerEnv
+from stocker.market.episodes import Episode, load_task, moment
+from stocker.council.evaluation import compare
+from stocker.pages.report import (
     CHANGES, PLACEBO, agreement, alternatives, calibration, candles_svg, changed, changed_votes, comparison_html,
-    council_report_html, council_scores, council_worths, credit, exact_sums, facts_html,
-    independent_voices, inspect, inspector_html, inspector_page, jumps, leave_one_out, members, parting, plane_for,
-    read_run, regrets, reliability, report_html, reward_parts, round_numbers, safe, seats_of, shapley, term_totals,
-    training_svg, tuner_html, values_svg, voted_episode, what_if, with_placebo, write_report)
-from stocker.reward import RewardWeights
-from stocker.specialists import RULE_ANALYSTS
-from stocker.worlds import placebo_world, planted_world
+    council_report_html, council_scores, council_worths, credit, exact_sums, facts_html, independent_voices, inspect,
+    inspector_html, inspector_page, jumps, leave_one_out, members, parting, read_run, regrets, reliability,
+    report_html, reward_parts, seats_of, shapley, term_totals, training_svg, tuner_html, values_svg, voted_episode,
+    what_if, with_placebo, write_report)
+from stocker.pages.svg import plane_for, round_numbers, safe
+from stocker.trading.reward import RewardWeights
+from stocker.council.specialists import RULE_ANALYSTS
+from stocker.studies.worlds import placebo_world, planted_world
 
 EVERYWHERE = [(task, timing) for task in ('task_easy', 'task_medium', 'task_hard') for timing in ('close', 'next_open')]
 WICKED = ['<script>alert(1)</script>', '</section></div><h1>mine', '"><img src=x onerror=alert(1)>',

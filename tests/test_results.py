@@ -9,7 +9,7 @@ import pytest
 
 for package in ('torch', 'transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
 
-from stocker.results import EVALUATION, compile_results, joint_table, run_groups, seeds_of, write_tables
+from stocker.training.results import EVALUATION, compile_results, joint_table, run_groups, seeds_of, write_tables
 
 RUNS = Path(__file__).parents[1]/'training'/'runs'
 

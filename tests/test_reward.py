@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stocker.accounting import max_drawdown, simulate
-from stocker.core import StockerError
-from stocker.env import StockerEnv, simulate_rewards
-from stocker.episodes import TASKS, load_task
-from stocker.reward import (
+from stocker.trading.accounting import max_drawdown, simulate
+from stocker.market.core import StockerError
+from stocker.trading.env import StockerEnv, simulate_rewards
+from stocker.market.episodes import TASKS, load_task
+from stocker.trading.reward import (
     BONUS_LIMIT, FREE_DRAWDOWN, LEAST_SCALE, RewardWeights, grade, ideal_scale, inflation_growth, reward_terms,
     trajectory_bonus, yardstick)
 

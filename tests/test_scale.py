@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from stocker.core import StockerError
-from stocker.corpus import load_corpus
-from stocker.council import rule_council, vote_mean, vote_mean_all_in
-from stocker.scale import (
-    WAYS, JudgeWork, VoteWork, cut, days_needed, finish_part, price, run_parts, votes_wanted)
+from stocker.market.core import StockerError
+from stocker.market.histories import load_corpus
+from stocker.council.council import rule_council, vote_mean, vote_mean_all_in
+from stocker.scale import WAYS, JudgeWork, VoteWork, cut, days_needed, finish_part, price, run_parts, votes_wanted
 
 HERE = os.path.dirname(__file__)
 
@@ -94,15 +93,15 @@ def test_what_a_process_cannot_import_is_refused_in_words(index, tmp_path):
     code = f'''
 import sys
 sys.path.insert(0, {HERE!r})
-from stocker.corpus import load_corpus
+from stocker.market.histories import load_corpus
 from stocker.scale import cut, run_parts
 def mine(): return lambda rows: None
 mine.__module__ = '__main__'
 if __name__ == '__main__':
-    import stocker.core
+    import stocker.market.core
     parts = cut(load_corpus('validation').index.iloc[:1], 1, 'q')
     try: run_parts(mine, parts, {str(tmp_path)!r}, 'processes', 1, False)
-    except stocker.core.StockerError as error: print(error)
+    except stocker.market.core.StockerError as error: print(error)
 '''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
     assert 'put it into a module' in done.stdout, done.stderr
@@ -140,7 +139,7 @@ def test_a_driver_that_is_killed_goes_on(index, tmp_path):
 import sys
 sys.path.insert(0, {HERE!r})
 from test_scale import Noting
-from stocker.corpus import load_corpus
+from stocker.market.histories import load_corpus
 from stocker.scale import cut, run_parts
 parts = cut(load_corpus('validation').index.iloc[:12], 1, 'q')
 run_parts(Noting({str(log)!r}, pause=0.05), parts, {str(tmp_path/'out')!r}, progress=False)'''
@@ -178,7 +177,7 @@ def test_a_local_ray_with_two_actors_gives_the_same_table(index, tmp_path):
 import sys
 sys.path.insert(0, {HERE!r})
 from test_scale import Noting
-from stocker.corpus import load_corpus
+from stocker.market.histories import load_corpus
 from stocker.scale import cut, run_parts
 parts = cut(load_corpus('validation').index.iloc[:4], 1, 'q')
 make = Noting({str(tmp_path/'log.txt')!r}, pause=0.5)

@@ -38,18 +38,19 @@ from typer.testing import CliRunner
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from stocker import server as server_module
-from stocker import trials
+from stocker.serving import server as server_module
+from stocker.serving import trials
 from stocker.cli import app as stocker_command
-from stocker.client import StockerAction, StockerClient, StockerObservation, market_observation
-from stocker.core import DataError, StockerError
-from stocker.env import StockerEnv
-from stocker.episodes import TASKS, Episode, load_task
-from stocker.prompts import ruling_in
-from stocker.reward import RewardWeights
-from stocker.server import (
-    SERVED_SPLITS, Limits, StockerEnvironment, create_app, http_answer, listen, served, served_rows)
-from stocker.trials import (
+from stocker.serving.client import StockerAction, StockerClient, StockerObservation, market_observation
+from stocker.market.core import DataError, StockerError
+from stocker.trading.env import StockerEnv
+from stocker.market.episodes import TASKS, Episode, load_task
+from stocker.llm.prompts import ruling_in
+from stocker.trading.reward import RewardWeights
+from stocker.serving.limits import Limits
+from stocker.serving.server import (
+    SERVED_SPLITS, StockerEnvironment, create_app, http_answer, listen, served, served_rows)
+from stocker.serving.trials import (
     examine, oracle_orders, play_load, play_orders, random_orders, stocker_talk, unequal_runs, write_report)
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -462,7 +463,7 @@ def test_a_plain_walk_that_is_left_makes_room():
 
 
 @pytest.mark.skipif(shutil.which('curl') is None, reason='curl is not installed')
-@pytest.mark.parametrize('document', ['space/README.md', 'nbs/14_server.ipynb'])
+@pytest.mark.parametrize('document', ['space/README.md', 'nbs/serving/73_server.ipynb'])
 def test_what_is_written_for_curl_works(url, document):
     text = (ROOT/document).read_text()
     if document.endswith('.ipynb'):
@@ -592,8 +593,8 @@ def test_the_client_in_asynchronous_code(url):
 
 def test_without_openenv_the_modules_say_what_to_install():
     code = ('import sys; sys.modules["openenv"] = None\n'
-            'import stocker.trials\nfrom stocker.client import StockerClient\n'
-            'from stocker.server import StockerEnvironment, create_app\n'
+            'import stocker.serving.trials\nfrom stocker.serving.client import StockerClient\n'
+            'from stocker.serving.server import StockerEnvironment, create_app\n'
             'for make in (StockerClient, StockerEnvironment, create_app):\n'
             '    try: make()\n    except ValueError as error: print(error)')
     told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
@@ -803,7 +804,7 @@ def test_the_files_of_the_space_agree():
     assert manifest['port'] == front['app_port'] == int(re.search(r'EXPOSE (\d+)', docker)[1])
     assert f'"--port", "{manifest["port"]}"' in docker
     module, _, name = manifest['app'].partition(':')
-    assert module == 'stocker.server' and callable(getattr(server_module, name))
+    assert module == 'stocker.serving.server' and callable(getattr(server_module, name))
     reward, capabilities = declared['reward'], declared['capabilities']
     assert (reward['oracle_tolerance'], reward['floor_margin']) == (trials.ORACLE_TOLERANCE, trials.FLOOR_MARGIN)
     assert capabilities['declared_task_count'] == {split: len(served_rows(split)) for split in SERVED_SPLITS}
@@ -824,7 +825,7 @@ def test_what_the_space_says_can_be_done(url, monkeypatch, capsys):
 
 
 def test_the_turns_for_verifiers_play_an_episode(url):
-    notebook = json.loads((ROOT/'nbs'/'14_trials.ipynb').read_text())
+    notebook = json.loads((ROOT/'nbs'/'serving'/'74_trials.ipynb').read_text())
     text = next(text for cell in notebook['cells'] if 'class StockerTurns' in (text := ''.join(cell['source'])))
     code = re.search(r'```python\n(.*?)```', text, re.S)[1].replace('http://127.0.0.1:8000', url)
     stand_in = types.SimpleNamespace(MultiTurnEnv=object, UserMessage=types.SimpleNamespace, cleanup=lambda made: made)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stocker.core import (
+from stocker.market.core import (
     ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season, Vote)
-from stocker.episodes import load_task
-from stocker.specialists import (
+from stocker.market.episodes import load_task
+from stocker.council.specialists import (
     BEARISH, BULLISH, NEGATIONS, RULE_ANALYSTS, Opinion, age_in_days, age_weights, agreement, candle_finding,
     candle_patterns, channel_finding, count_words, merge, post_opinion, return_score, score_weight, slope_finding,
     valuation_finding, vote, weighted_by_age, weightiest)
@@ -251,7 +251,7 @@ def test_order_of_equal_times_changes_nothing():
 
 
 def test_same_votes_under_another_hash_seed():
-    code = ("from stocker.specialists import count_words, tally, TONES; "
+    code = ("from stocker.council.specialists import count_words, tally, TONES; "
             "print(count_words('cheap but weak, buy calls not puts'), tally(['negative', 'positive'], TONES))")
     outputs = {subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                               env=os.environ | {'PYTHONHASHSEED': seed}).stdout for seed in '01'}

@@ -7,17 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.accounting import ALL_SHARES
-from stocker.core import Ruling, StockerError, TradeAction, plain
-from stocker.council import vote_mean, vote_mean_all_in
-from stocker.env import StockerEnv
-from stocker.evaluation import performance
-from stocker.reward import RewardWeights
-from stocker.statistics import (
+from stocker.trading.accounting import ALL_SHARES
+from stocker.market.core import Ruling, StockerError, TradeAction, plain
+from stocker.council.council import vote_mean, vote_mean_all_in
+from stocker.trading.env import StockerEnv
+from stocker.council.evaluation import performance
+from stocker.trading.reward import RewardWeights
+from stocker.studies.statistics import (
     BASELINE_POLICIES, FEWEST_BLOCKS, Difference, OrderMaker, block_interval, bootstrap_means, compare_with,
     difference_figure, episode_dots, evaluate, joint_name, paired_difference, play_policies, rotated_orders, run_row,
     student_quantile, summarise, tail_share, time_blocks, verdict)
-from stocker.worlds import follow, placebo_world, planted_world
+from stocker.studies.worlds import follow, placebo_world, planted_world
 
 
 @pytest.fixture(scope='module')

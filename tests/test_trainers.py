@@ -5,9 +5,9 @@ for package in ('openenv', 'torch', 'trl'): pytest.importorskip(package)
 import datasets
 import torch
 
-from stocker.pocket import load_pocket
-from stocker.server import served
-from stocker.trials import ServedDecision, served_rewards
+from stocker.training.pocket import load_pocket
+from stocker.serving.server import served
+from stocker.serving.trials import ServedDecision, served_rewards
 
 # The template of the pocket model, and calls of tools in it: TRL wants to see some, though the environment has none.
 TEMPLATE = (

@@ -13,17 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker import trust
-from stocker.accounting import affordable_quantity, fill_order, greedy_orders, simulate
-from stocker.cache import VoteCache
-from stocker.core import ROLES, Timing, Vote, canonical_json, package_path, write_atomically
-from stocker.council import ask_all, rule_council, write_trace
-from stocker.episodes import TASKS, Timeline, load_task
-from stocker.llm import ScriptedClient
-from stocker.prompts import fenced, vote_messages
-from stocker.trust import (
-    CHANGES, INVENTED, SHAPES, Result, audit_table, check_fees, check_fills, check_optimum, check_processes,
-    check_tasks, check_threads, everything_seen, last_moment, later_facts, leak_check, leaks, odd_episode, some_of,
+from stocker.trust import attacks, audit, books, leaks, memory
+from stocker.trading.accounting import affordable_quantity, fill_order, greedy_orders, simulate
+from stocker.council.cache import VoteCache
+from stocker.market.core import ROLES, Timing, Vote, canonical_json, package_path, write_atomically
+from stocker.council.council import ask_all, rule_council, write_trace
+from stocker.market.episodes import TASKS, Timeline, load_task
+from stocker.llm.client import ScriptedClient
+from stocker.llm.prompts import fenced, vote_messages
+from stocker.trust.books import (
+    SHAPES, check_fees, check_fills, check_optimum, check_processes, check_threads, odd_episode)
+from stocker.trust.checks import Result, audit_table
+from stocker.leaks.leaks import (
+    CHANGES, INVENTED, check_tasks, everything_seen, last_moment, later_facts, leak_check, leaks, some_of,
     without_future)
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork and SIGKILL')
@@ -72,7 +74,7 @@ def test_an_invented_fact_would_be_seen_if_it_were_earlier(name):
     episode, session = load_task('task_easy'), '2023-09-05'
     moment = last_moment(session, Timing.CLOSE)
     step = episode.dates.index(session)
-    early = trust.released_at(INVENTED[name], moment)
+    early = leaks.released_at(INVENTED[name], moment)
     facts = replace(episode.facts, **{name: Timeline([*getattr(episode.facts, name).facts, early])})
     before, after = (everything_seen(one, step, Timing.CLOSE) for one in (episode, replace(episode, facts=facts)))
     assert before != after
@@ -181,20 +183,20 @@ def test_every_shape_of_market_is_what_its_name_says():
 
 def shifted(*arguments):
     "Rewards come a step late."
-    run = trust.batched(*arguments)
-    return trust.Played((0.0, *run.rewards[:-1]), run.values)
+    run = books.batched(*arguments)
+    return books.Played((0.0, *run.rewards[:-1]), run.values)
 
 
 def without_the_bonus(*arguments):
     "The last reward lacks its last bit."
-    run = trust.replayed(*arguments)
-    return trust.Played((*run.rewards[:-1], float(np.nextafter(run.rewards[-1], 2))), run.values)
+    run = books.replayed(*arguments)
+    return books.Played((*run.rewards[:-1], float(np.nextafter(run.rewards[-1], 2))), run.values)
 
 
 @pytest.mark.parametrize('way', [shifted, without_the_bonus])
 def test_a_way_to_play_that_differs_is_found(way):
     rng = np.random.default_rng(18)
-    assert all(trust.run_faults(rng, shape, {'other': way}) for shape in SHAPES)
+    assert all(books.run_faults(rng, shape, {'other': way}) for shape in SHAPES)
 
 
 def test_a_reward_out_of_its_range_is_found(monkeypatch):
@@ -203,8 +205,8 @@ def test_a_reward_out_of_its_range_is_found(monkeypatch):
             look, reward, *rest = super().step(action)
             return look, 1.5 * reward, *rest
     monkeypatch.setattr(trust, 'StockerEnv', Generous)
-    faults = trust.run_faults(np.random.default_rng(0), 'wild', {})
-    faults += [fault for seed in range(10) for fault in trust.run_faults(np.random.default_rng(seed), 'ordinary', {})]
+    faults = books.run_faults(np.random.default_rng(0), 'wild', {})
+    faults += [fault for seed in range(10) for fault in books.run_faults(np.random.default_rng(seed), 'ordinary', {})]
     assert faults and all('a reward of' in fault for fault in faults)
 
 
@@ -264,27 +266,27 @@ NUMBERS = ('seasonal_trend', 'peer_commodity')
 
 def test_a_market_mirrored_twice_is_the_market(episode):
     look = episode.observations()[7]
-    twice = trust.mirrored_bars(trust.mirrored_bars(look.bars))
+    twice = memory.mirrored_bars(memory.mirrored_bars(look.bars))
     assert np.allclose([bar[1:] for bar in twice], [bar[1:] for bar in look.bars])
-    again = trust.mirrored_look(trust.mirrored_look(look))
+    again = memory.mirrored_look(memory.mirrored_look(look))
     assert again.season.return_252 == pytest.approx(look.season.return_252)
     assert again.season.high_252 == pytest.approx(look.season.high_252)
     assert [peer.return_5 for peer in again.peers] == pytest.approx([peer.return_5 for peer in look.peers])
-    assert trust.mirrored_return(None) is None
+    assert memory.mirrored_return(None) is None
 
 
 def test_an_indicator_of_the_bars_alone_is_that_of_the_whole_history(episode):
     "So a mirrored day differs from the real one by the mirror only."
     look = episode.observations()[7]
-    again = trust.mirrored_look(trust.mirrored_look(look)).indicators
+    again = memory.mirrored_look(memory.mirrored_look(look)).indicators
     assert all(again[name] == pytest.approx(value, rel=1e-4, abs=1e-4) for name, value in look.indicators.items())
 
 
-@pytest.mark.parametrize('disguise', trust.ARMS.values(), ids=list(trust.ARMS))
+@pytest.mark.parametrize('disguise', memory.ARMS.values(), ids=list(memory.ARMS))
 def test_a_disguise_hides_what_it_says_and_nothing_else(episode, disguise):
     look = episode.observations()[7]
-    hidden = trust.disguised(look, disguise)
-    said = canonical_json([vote_messages(role, hidden) for role in trust.NUMBER_ROLES])
+    hidden = memory.disguised(look, disguise)
+    said = canonical_json([vote_messages(role, hidden) for role in memory.NUMBER_ROLES])
     assert ('AAPL' in said) == ('MSFT' in said) == (disguise.name is None)
     assert ('2023' in said) == (disguise.years == 0) and ('1995' in said) == (disguise.years != 0)
     assert (hidden.bars[-5].close == look.bars[-5].close) == (not disguise.mirrored)
@@ -293,11 +295,11 @@ def test_a_disguise_hides_what_it_says_and_nothing_else(episode, disguise):
 
 @pytest.mark.parametrize('day', ['2024-02-29', '2023-12-31', '2023-08-03T15:55:00-04:00'])
 def test_a_moved_date_is_a_date_on_the_same_weekday(day):
-    assert pd.Timestamp(trust.moved(day, trust.YEARS_BACK)).day_of_week == pd.Timestamp(day).day_of_week
+    assert pd.Timestamp(memory.moved(day, memory.YEARS_BACK)).day_of_week == pd.Timestamp(day).day_of_week
 
 
 def test_no_information_on_the_market_is_in_a_probe(episode):
-    probes = trust.recall_probes(episode)
+    probes = memory.recall_probes(episode)
     assert len({canonical_json(probe.messages) for probe in probes}) == len(probes)
     for probe in probes:
         text = probe.messages[0]['content']
@@ -309,16 +311,16 @@ def test_no_information_on_the_market_is_in_a_probe(episode):
     ('between 170 and 1,180.5', None, 1180.5), ('', None, None),
     ('up, then down', None, None), ('upwards', None, None)])
 def test_answers_are_read(text, direction, close):
-    assert (trust.said_direction(text), trust.said_close(text)) == (direction, close)
+    assert (memory.said_direction(text), memory.said_close(text)) == (direction, close)
 
 
 def test_chance_is_no_memory():
     rng, scores = np.random.default_rng(0), []
     for _ in range(200):
         truth = rng.choice(['up', 'down'], 40)
-        scores.append(trust.beyond_chance([(one, bool(rng.integers(2))) for one in truth]))
+        scores.append(memory.beyond_chance([(one, bool(rng.integers(2))) for one in truth]))
     assert np.mean(np.array(scores) > 0) < 0.05
-    assert trust.beyond_chance([]) == 0.0
+    assert memory.beyond_chance([]) == 0.0
 
 
 def constant(text): return ScriptedClient(lambda messages: text, 'constant')
@@ -329,7 +331,7 @@ VOTE_UP = canonical_json({'signal': 0.5, 'confidence': 0.5, 'rationale': ''})
 
 @pytest.mark.parametrize('text', ['up', 'unknown', '', '{"signal": 9}', '1000', VOTE_UP])
 def test_a_model_that_always_says_the_same_remembers_nothing(episode, text):
-    memory = trust.audit_memory(constant(text), [episode], 4, NUMBERS)
+    memory = memory.audit_memory(constant(text), [episode], 4, NUMBERS)
     assert memory.contamination == 0.0 and memory.consistency == 1.0 and memory.input_dependency == 0.0
 
 
@@ -337,7 +339,7 @@ def test_a_model_that_votes_at_random_is_not_called_contaminated(episode):
     rng = np.random.default_rng(1)
     client = ScriptedClient(lambda messages: canonical_json(
         {'signal': float(rng.uniform(-1, 1)), 'confidence': 0.5, 'rationale': ''}), 'coin')
-    memory = trust.audit_memory(client, [episode], 12, NUMBERS)
+    memory = memory.audit_memory(client, [episode], 12, NUMBERS)
     assert memory.contamination == 0.0 and 0.2 < memory.consistency < 0.8
 
 
@@ -346,21 +348,21 @@ def test_a_model_that_follows_the_name_is_found(episode):
     def fan(messages):
         signal = 1 if 'AAPL' in canonical_json(messages) else -1
         return canonical_json({'signal': signal, 'confidence': 1, 'rationale': ''})
-    memory = trust.audit_memory(ScriptedClient(fan, 'fan'), [episode], 6, NUMBERS)
+    memory = memory.audit_memory(ScriptedClient(fan, 'fan'), [episode], 6, NUMBERS)
     assert memory.identity > 0.9 and memory.consistency == 0.0 and memory.closes == memory.directions == 0.0
 
 
 def test_a_model_that_knows_some_closes_is_found(episode):
-    knows = trust.remembering_client(episode)
+    knows = memory.remembering_client(episode)
     def half(messages): return knows.script(messages) if 'At which price' in messages[-1]['content'] else 'unknown'
-    memory = trust.audit_memory(ScriptedClient(half, 'half'), [episode], 3, NUMBERS)
+    memory = memory.audit_memory(ScriptedClient(half, 'half'), [episode], 3, NUMBERS)
     assert memory.closes > 0.9 and memory.directions == 0.0 and memory.contamination == memory.closes
 
 
 def test_the_score_stands_in_the_line_beside_a_result(episode):
-    memory = trust.audit_memory(constant(VOTE_UP), [episode], 2, NUMBERS)
+    memory = memory.audit_memory(constant(VOTE_UP), [episode], 2, NUMBERS)
     for cutoff, words in (('2025-01-31', 'in-sample'), (None, 'not stated'), ('2023-08-10', 'partly in-sample')):
-        line = trust.result_label(memory, episode.dates, cutoff)
+        line = memory.result_label(memory, episode.dates, cutoff)
         assert line.startswith(words) or words in line
         assert 'contamination 0.00' in line and '\n' not in line
         assert not line.startswith('out-of-sample')
@@ -370,7 +372,7 @@ def test_the_score_stands_in_the_line_beside_a_result(episode):
     (None, 'unknown'), ('2023-07-31', 'out-of-sample'), ('2023-08-01', 'partly in-sample'),
     ('2023-09-28', 'partly in-sample'), ('2023-09-29', 'in-sample'), ('2030-01-01', 'in-sample')])
 def test_nothing_before_the_cutoff_is_out_of_sample(cutoff, name):
-    assert trust.sample_of('2023-08-01', '2023-09-29', cutoff) == name
+    assert memory.sample_of('2023-08-01', '2023-09-29', cutoff) == name
 
 
 # --- nothing gets in ---
@@ -384,29 +386,29 @@ def test_nothing_before_the_cutoff_is_out_of_sample(cutoff, name):
     ('yaml.safe_load(x)', 0), ('load(x, trust_remote_code=False)', 0), ('re.compile(x)', 0),
     ('np.load(x, allow_pickle=False)', 0)])
 def test_code_that_could_run_a_strangers_code_is_found_and_no_other(line, found):
-    assert len(trust.check_sources(sources={'a.py': line}).faults) == found
+    assert len(attacks.check_sources(sources={'a.py': line}).faults) == found
 
 
 def test_the_sources_of_the_package_are_searched_and_sound():
-    result = trust.check_sources()
+    result = attacks.check_sources()
     assert result.faults == () and result.counted['files'] > 20
-    assert not trust.check_sources(sources={'models.py': 'import pickle'}).holds
+    assert not attacks.check_sources(sources={'models.py': 'import pickle'}).holds
 
 
 def test_names_stay_inside_and_a_door_that_is_open_is_found():
-    assert trust.check_paths().holds
-    assert {'role', 'adapter', 'ticker', 'date', 'file name'} == set(trust.path_makers())
+    assert attacks.check_paths().holds
+    assert {'role', 'adapter', 'ticker', 'date', 'file name'} == set(attacks.path_makers())
     doors = str, lambda name: name.replace('/', '_'), lambda name: f'a/{name}.json', lambda name: name.replace('..', '')
     for door in doors:
-        assert not trust.check_paths(makers={'a': door}).holds
+        assert not attacks.check_paths(makers={'a': door}).holds
 
 
 def test_a_page_that_lets_markup_through_is_found():
-    def careless(old, new): return lambda trace, episode: trust.report_page(trace, episode).replace(old, new)
-    assert trust.check_pages().holds
+    def careless(old, new): return lambda trace, episode: attacks.report_page(trace, episode).replace(old, new)
+    assert attacks.check_pages().holds
     for old, new in (('&lt;', '<'), ('</html>', ''), ('<p', '<p title="steal"'), ('<style>', '<style>steal')):
-        assert trust.check_pages(render=careless(old, new)).holds == (old == '</html>')
-    assert not trust.check_pages(render=lambda trace, episode: '').holds
+        assert attacks.check_pages(render=careless(old, new)).holds == (old == '</html>')
+    assert not attacks.check_pages(render=lambda trace, episode: '').holds
 
 
 def test_a_seat_that_obeys_headlines_is_found():
@@ -415,18 +417,18 @@ def test_a_seat_that_obeys_headlines_is_found():
         return Vote(signal=-1.0 if worst else 0.0, confidence=1.0, rationale='')
     council = rule_council()
     council = replace(council, specialists={**council.specialists, 'geopolitics': obeys})
-    assert not trust.check_headlines(council=council).holds
+    assert not attacks.check_headlines(council=council).holds
 
 
 def test_the_effect_of_instructions_on_a_model_is_measured(episode):
     looks = episode.observations()
-    assert trust.injection_effect(constant(VOTE_UP), looks) == 0.0
+    assert attacks.injection_effect(constant(VOTE_UP), looks) == 0.0
     led = ScriptedClient(lambda messages: canonical_json(
         {'signal': -1 if 'administrator' in messages[1]['content'] else 1, 'confidence': 1, 'rationale': ''}), 'led')
-    assert trust.injection_effect(led, looks) == pytest.approx(0.2)
-    assert trust.injection_effect(led, looks[:0]) == 0.0
-    assert trust.injection_effect(led, looks, role='geopolitics') == pytest.approx(0.2)
-    assert 0.1 < trust.injection_effect(led, looks, role='forum_sentiment') <= 0.2 # long posts are cut before it
+    assert attacks.injection_effect(led, looks) == pytest.approx(0.2)
+    assert attacks.injection_effect(led, looks[:0]) == 0.0
+    assert attacks.injection_effect(led, looks, role='geopolitics') == pytest.approx(0.2)
+    assert 0.1 < attacks.injection_effect(led, looks, role='forum_sentiment') <= 0.2 # long posts are cut before it
 
 
 def test_the_effect_of_instructions_on_orders_is_measured(episode):
@@ -434,8 +436,8 @@ def test_the_effect_of_instructions_on_orders_is_measured(episode):
         return Vote(signal=-1.0 if 'sell' in look.news[0].headline else 1.0, confidence=1.0, rationale='')
     looks = [look for look in episode.observations() if look.news][:3]
     council = replace(rule_council(), specialists={'news': gullible})
-    assert trust.order_effect(council, looks) == pytest.approx(0.4)
-    assert trust.order_effect(rule_council(), looks) == trust.order_effect(rule_council(), []) == 0.0
+    assert attacks.order_effect(council, looks) == pytest.approx(0.4)
+    assert attacks.order_effect(rule_council(), looks) == attacks.order_effect(rule_council(), []) == 0.0
 
 
 @pytest.mark.parametrize('fence', [
@@ -443,29 +445,29 @@ def test_the_effect_of_instructions_on_orders_is_measured(episode):
     lambda items: fenced(items).replace('‹', '<'), lambda items: fenced(items).replace('- ', ''),
     lambda items: '\n'.join(fenced(items).splitlines()[:-1]), lambda items: fenced([*items, 'one more'])])
 def test_a_fence_with_a_hole_is_found(fence):
-    assert trust.check_fence().holds
-    assert not trust.check_fence(fence=fence).holds
+    assert attacks.check_fence().holds
+    assert not attacks.check_fence(fence=fence).holds
 
 
 @pytest.mark.parametrize('host, own', [
     ('127.0.0.1', True), ('::1', True), ('localhost', True), ('0.0.0.0', False), ('::', False), ('', False),
     ('example.org', False)])
 def test_only_this_machine_reaches_the_server(host, own):
-    assert trust.check_server(host=lambda: host).holds == own
-    assert trust.check_server().holds
+    assert attacks.check_server(host=lambda: host).holds == own
+    assert attacks.check_server().holds
 
 
 def test_changed_weights_and_files_that_can_run_code_are_found(tmp_path):
     folder = Path(shutil.copytree(package_path('pocket'), tmp_path/'pocket'))
-    assert trust.check_weights().holds and trust.check_weights(folder=folder).holds
+    assert attacks.check_weights().holds and attacks.check_weights(folder=folder).holds
     (folder/'modeling.py').write_text('')
-    assert 'modeling.py' in trust.check_weights(folder=folder).faults[0]
+    assert 'modeling.py' in attacks.check_weights(folder=folder).faults[0]
     (folder/'modeling.py').unlink()
-    assert not trust.check_weights(folder=folder, pinned='0' * 64).holds
+    assert not attacks.check_weights(folder=folder, pinned='0' * 64).holds
     content = bytearray((folder/'model.safetensors').read_bytes())
     content[-1] ^= 1
     (folder/'model.safetensors').write_bytes(content)
-    assert not trust.check_weights(folder=folder).holds
+    assert not attacks.check_weights(folder=folder).holds
 
 
 # --- the power fails ---
@@ -483,7 +485,7 @@ def test_a_cache_is_whole_after_every_kill_and_a_careless_one_is_found():
                     file.flush()
                     time.sleep(0.005)
             return vote
-    assert not trust.check_killed_cache(cache=Careless).holds
+    assert not attacks.check_killed_cache(cache=Careless).holds
 
 
 @needs_fork
@@ -492,7 +494,7 @@ def test_the_lock_of_a_killed_childs_bar_blocks_nobody():
     def bars():
         while True:
             with trust.tqdm.get_lock(): time.sleep(0.001)
-    assert all(trust.killed(bars, 0.002) for _ in range(10))
+    assert all(attacks.killed(bars, 0.002) for _ in range(10))
     assert trust.tqdm.get_lock().acquire(timeout=5) is not False
     trust.tqdm.get_lock().release()
 
@@ -508,8 +510,8 @@ def test_a_file_written_in_parts_is_found_damaged():
     def whole(value, path):
         with write_atomically(path) as temporary: temporary.write_text(value)
     rng = np.random.default_rng(0)
-    assert trust.kill_writers(whole, ('aaaa', 'bbbb'), 10, rng) == 0
-    assert trust.kill_writers(parts, ('aaaa', 'bbbb'), 10, rng) > 0
+    assert attacks.kill_writers(whole, ('aaaa', 'bbbb'), 10, rng) == 0
+    assert attacks.kill_writers(parts, ('aaaa', 'bbbb'), 10, rng) > 0
 
 
 def test_a_disk_that_refuses_is_told_and_a_careless_writer_found():
@@ -517,10 +519,10 @@ def test_a_disk_that_refuses_is_told_and_a_careless_writer_found():
         with contextlib.suppress(OSError): write_trace(trace, path)
     def careless(trace, path): path.write_text(canonical_json(trace), encoding='utf-8')
     trace = trust.play(trust.StockerEnv('task_easy'), rule_council())
-    assert not list(trust.disk_faults('full', trace, write_trace))
-    assert list(trust.disk_faults('full', trace, silent)) == ['A full disk: nobody was told.']
-    assert 'A full disk: the old file is damaged.' in list(trust.disk_faults('full', trace, careless))
-    assert not list(trust.disk_faults('read-only', trace, write_trace))
+    assert not list(attacks.disk_faults('full', trace, write_trace))
+    assert list(attacks.disk_faults('full', trace, silent)) == ['A full disk: nobody was told.']
+    assert 'A full disk: the old file is damaged.' in list(attacks.disk_faults('full', trace, careless))
+    assert not list(attacks.disk_faults('read-only', trace, write_trace))
 
 
 # --- the clock jumps ---
@@ -528,16 +530,16 @@ def test_a_disk_that_refuses_is_told_and_a_careless_writer_found():
 def test_files_get_any_time_and_keep_what_they_hold(tmp_path):
     for name in 'abc': (tmp_path/name).write_text(name)
     (tmp_path/'folder').mkdir()
-    before = trust.contents(tmp_path)
-    trust.wrong_times(tmp_path, np.random.default_rng(1))
+    before = attacks.contents(tmp_path)
+    attacks.wrong_times(tmp_path, np.random.default_rng(1))
     times = [path.stat().st_mtime for path in tmp_path.iterdir()]
-    assert trust.contents(tmp_path) == before and len(set(times)) == 4 and max(times) - min(times) > 1e8
+    assert attacks.contents(tmp_path) == before and len(set(times)) == 4 and max(times) - min(times) > 1e8
 
 
 def test_a_clock_that_jumps_goes_back_and_forward_and_is_put_right_again():
     true = time.time, time.time_ns
-    with pytest.raises(KeyError), trust.jumping_clock():
-        seen = [time.time() for _ in trust.JUMPS]
+    with pytest.raises(KeyError), attacks.jumping_clock():
+        seen = [time.time() for _ in attacks.JUMPS]
         assert abs(time.time_ns() - true[1]()) < 1e9
         raise KeyError
     assert (time.time, time.time_ns) == true
@@ -567,27 +569,27 @@ class Expiring(VoteCache):
 
 
 def test_a_cache_that_trusts_the_clock_is_found():
-    assert list(trust.clock_cache_faults()) == []
-    assert 'is not the one that is read' in next(trust.clock_cache_faults(ByTime))
-    assert 'is not the one that is read' in next(trust.clock_cache_faults(Expiring))
+    assert list(attacks.clock_cache_faults()) == []
+    assert 'is not the one that is read' in next(attacks.clock_cache_faults(ByTime))
+    assert 'is not the one that is read' in next(attacks.clock_cache_faults(Expiring))
 
 
 def test_patience_by_the_clock_of_the_system_is_found(monkeypatch):
-    assert list(trust.clock_council_faults()) == []
+    assert list(attacks.clock_council_faults()) == []
     monkeypatch.setattr('stocker.council.time', SimpleNamespace(monotonic=lambda: time.time()))
-    early, late = trust.clock_council_faults()
+    early, late = attacks.clock_council_faults()
     assert 'called late' in early and 'waited for' in late
 
 
 def test_a_council_without_patience_or_without_a_limit_is_found():
-    short, = trust.clock_council_faults(lambda seats, look, seconds: ask_all(seats, look, min(seconds, 0.001)))
-    endless, = trust.clock_council_faults(lambda seats, look, seconds: ask_all(seats, look))
+    short, = attacks.clock_council_faults(lambda seats, look, seconds: ask_all(seats, look, min(seconds, 0.001)))
+    endless, = attacks.clock_council_faults(lambda seats, look, seconds: ask_all(seats, look))
     assert 'called late' in short and 'waited for' in endless
 
 
 def test_a_server_that_trusts_the_clock_is_found():
-    assert list(trust.clock_server_faults()) == []
-    assert list(trust.clock_server_faults(lambda: time.time()))
+    assert list(attacks.clock_server_faults()) == []
+    assert list(attacks.clock_server_faults(lambda: time.time()))
 
 
 # --- kills of a sweep, a build and a training ---
@@ -603,8 +605,8 @@ def test_a_sweep_that_writes_in_place_is_found():
     def not_the_same(folder, trace, table):
         folder.mkdir(exist_ok=True)
         with write_atomically(folder/'sweep.csv') as temporary: temporary.write_text(f'{os.getpid()} {time.time_ns()}')
-    assert 'sweep.csv is damaged.' in trust.check_killed_sweep(write=in_place).faults
-    assert not trust.check_killed_sweep(write=not_the_same).holds
+    assert 'sweep.csv is damaged.' in attacks.check_killed_sweep(write=in_place).faults
+    assert not attacks.check_killed_sweep(write=not_the_same).holds
 
 
 def steps_of(folder, begin, more):
@@ -620,7 +622,7 @@ def steps_of(folder, begin, more):
 
 @needs_fork
 def test_a_training_that_goes_on_where_it_stopped_is_sound(tmp_path):
-    kills, faults = trust.kill_trainings(
+    kills, faults = attacks.kill_trainings(
         lambda folder: steps_of(folder, {'step': 0, 'sum': 0}, lambda state: {**state, 'sum': state['sum'] + 1}),
         tmp_path, 8)
     assert kills > 2 and [fault for fault in faults if 'damaged' not in fault] == []
@@ -631,7 +633,7 @@ def test_a_training_that_forgets_where_it_stopped_is_found(tmp_path):
     def drawn(folder):
         rng = np.random.default_rng(0)
         steps_of(folder, {'step': 0, 'sum': 0.0}, lambda state: {**state, 'sum': state['sum'] + rng.random()})
-    kills, faults = trust.kill_trainings(drawn, tmp_path, 4)
+    kills, faults = attacks.kill_trainings(drawn, tmp_path, 4)
     assert kills and any('learned something else' in fault for fault in faults)
 
 
@@ -641,8 +643,8 @@ def test_a_training_that_fails_or_cannot_go_on_is_found(tmp_path):
     def once(folder):
         Path(folder).mkdir(parents=True)
         steps_of(folder, {'step': 0}, dict)
-    assert trust.kill_trainings(fails, tmp_path/'a', 1) == (0, ['The training fails.'])
-    assert 'A killed run cannot go on.' in trust.kill_trainings(once, tmp_path/'b', 1)[1]
+    assert attacks.kill_trainings(fails, tmp_path/'a', 1) == (0, ['The training fails.'])
+    assert 'A killed run cannot go on.' in attacks.kill_trainings(once, tmp_path/'b', 1)[1]
 
 
 def test_only_finished_checkpoints_are_looked_at(tmp_path):
@@ -651,40 +653,40 @@ def test_only_finished_checkpoints_are_looked_at(tmp_path):
         (tmp_path/name/'optimizer.pt').write_text('whole')
         (tmp_path/name/'training_args.bin').write_text(name)
     (tmp_path/'checkpoint-2'/'trainer_state.json').write_text('{}')
-    expected = trust.learned(tmp_path)
+    expected = attacks.learned(tmp_path)
     assert set(expected) == {'checkpoint-2/optimizer.pt', 'checkpoint-4/optimizer.pt'}
     for name in ('checkpoint-2', 'checkpoint-4'): (tmp_path/name/'optimizer.pt').write_text('who')
-    assert trust.damaged(tmp_path, expected) == ['checkpoint-2/optimizer.pt']
+    assert attacks.damaged(tmp_path, expected) == ['checkpoint-2/optimizer.pt']
 
 
 def test_a_program_for_training_that_breaks_down_is_a_fault():
-    result = trust.check_killed_training(program='raise SystemExit("no such luck")')
+    result = attacks.check_killed_training(program='raise SystemExit("no such luck")')
     assert result.faults == ('no such luck',)
-    assert trust.check_killed_training(program='print([3, []])').holds
-    assert not trust.check_killed_training(program='print([0, []])').holds
+    assert attacks.check_killed_training(program='print([3, []])').holds
+    assert not attacks.check_killed_training(program='print([0, []])').holds
 
 
 # --- the audit ---
 
 def test_a_check_that_breaks_down_is_a_fault_and_the_others_run():
     def breaks(quick): raise KeyError('no such table')
-    results = trust.audit(True, [breaks, trust.check_fence, trust.check_paths], progress=False)
+    results = audit.audit(True, [breaks, attacks.check_fence, attacks.check_paths], progress=False)
     assert [result.holds for result in results] == [False, True, True] and 'KeyError' in results[0].faults[0]
 
 
 def test_every_check_has_a_name_of_its_own_and_can_be_handed_something_broken():
-    for check in (*trust.CHECKS, *trust.FULL_CHECKS):
+    for check in (*audit.CHECKS, *audit.FULL_CHECKS):
         parameters = list(inspect.signature(check).parameters.values())
         assert len(parameters) >= 2 and parameters[0].name == 'quick', check
-    assert len(set(trust.CHECKS)) == len(trust.CHECKS) >= 20
+    assert len(set(audit.CHECKS)) == len(audit.CHECKS) >= 20
 
 
 def test_every_check_is_seen_failing_in_the_notebook():
-    notebook = Path(trust.__file__).parent.parent/'nbs'/'17_trust.ipynb'
+    notebook = Path(trust.__file__).parents[2]/'nbs'/'trust'/'86_audit.ipynb'
     if not notebook.is_file(): pytest.skip('no notebooks here')
     cells = [''.join(cell['source']) for cell in json.loads(notebook.read_text(encoding='utf-8'))['cells']]
     shown = '\n'.join(cell for cell in cells if 'test_eq(' in cell and ('False' in cell or '.faults' in cell))
-    for check in (*trust.CHECKS, *trust.FULL_CHECKS): assert check.__name__ in shown, check
+    for check in (*audit.CHECKS, *audit.FULL_CHECKS): assert check.__name__ in shown, check
 
 
 def test_a_build_that_writes_in_place_is_found():
@@ -696,20 +698,20 @@ folder = Path(sys.argv[1]); folder.mkdir(exist_ok=True)
 with open(folder/'prices.csv', 'w') as file:
     file.write('half'); file.flush(); time.sleep(3); file.write('rest')
 '''
-    assert not trust.check_killed_build(True, program).holds
+    assert not attacks.check_killed_build(True, program).holds
     whole = program.replace('time.sleep(3); ', '').replace("'prices.csv'", "'prices.tmp'") + 'time.sleep(1)\n'
-    assert trust.check_killed_build(True, whole + "(folder/'prices.tmp').replace(folder/'prices.csv')\n").holds
+    assert attacks.check_killed_build(True, whole + "(folder/'prices.tmp').replace(folder/'prices.csv')\n").holds
 
 
 def test_training_that_differs_is_found():
     told = iter(['one', 'one', 'one', 'two'])
-    assert trust.check_training(True, lambda folder: next(told)).holds
-    assert not trust.check_training(True, lambda folder: next(told)).holds
+    assert attacks.check_training(True, lambda folder: next(told)).holds
+    assert not attacks.check_training(True, lambda folder: next(told)).holds
 
 
 def test_what_cannot_run_is_left_out(monkeypatch):
     monkeypatch.setattr(trust, 'find_spec', lambda name: None)
-    assert {trust.check_training, trust.check_killed_training}.isdisjoint(trust.checks_of(False))
-    assert trust.check_killed_build in trust.checks_of(False)
+    assert {attacks.check_training, attacks.check_killed_training}.isdisjoint(audit.checks_of(False))
+    assert attacks.check_killed_build in audit.checks_of(False)
     monkeypatch.delattr(os, 'fork', raising=False)
-    assert len(trust.checks_of(True)) == len(trust.CHECKS) - 4
+    assert len(audit.checks_of(True)) == len(audit.CHECKS) - 4

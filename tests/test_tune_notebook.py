@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from stocker.core import digest
-from stocker.council import play, read_trace, rule_council
-from stocker.env import StockerEnv
-from stocker.tuning import ManyWeights, choose, replay, seed_grid, sweep
+from stocker.market.core import digest
+from stocker.council.council import play, read_trace, rule_council
+from stocker.trading.env import StockerEnv
+from stocker.studies.tuning import ManyWeights, choose, replay, seed_grid, sweep
 
 nbclient, nbformat = pytest.importorskip('nbclient'), pytest.importorskip('nbformat')
 NOTEBOOK = Path(__file__).parents[1]/'training'/'tune_easy_gemma4.ipynb'
 SCRIPTED = '''
-import stocker.models
-from stocker.llm import ScriptedClient
+import stocker.llm.models
+import stocker.llm.smollm2
+from stocker.llm.client import ScriptedClient
 
 def answers(messages):
     "Votes for the seats; for the moderator an order, with one answer that cannot be read."
@@ -25,7 +26,7 @@ def answers(messages):
 def refuse(**options): raise AssertionError('the other model was asked for')
 
 script = ScriptedClient(answers)
-stocker.models.smollm2_client, stocker.models.gemma_client = refuse, lambda: script
+stocker.llm.smollm2.smollm2_client, stocker.llm.models.gemma_client = refuse, lambda: script
 '''
 AFTERWARDS = '''
 print(script.calls, 'calls')

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.accounting import fill_batch
-from stocker.core import CouncilDecision, Side, StockerError, Timing, TradeAction, digest
-from stocker.council import Trace, TraceStep, play, read_trace, rule_council, write_trace
-from stocker.env import StockerEnv
-from stocker.episodes import TASKS, Episode, load_task
-from stocker.reward import RewardWeights, inflation_growth
-from stocker.tuning import (
+from stocker.trading.accounting import fill_batch
+from stocker.market.core import CouncilDecision, Side, StockerError, Timing, TradeAction, digest
+from stocker.council.council import Trace, TraceStep, play, read_trace, rule_council, write_trace
+from stocker.trading.env import StockerEnv
+from stocker.market.episodes import TASKS, Episode, load_task
+from stocker.trading.reward import RewardWeights, inflation_growth
+from stocker.studies.tuning import (
     MOST_SCENES, SCENES, SEED_GRID, SETTINGS, TRIED_ORDERS, ManyWeights, checked_scene, choose, fill_under_fees,
     find_trace, fits_heat_map, group_advantages, group_rewards, heat_map, observation_digests, random_settings,
     read_grid, read_settings, replay, seed_grid, setting_classes, setting_column, sweep, write_choice, write_sweep)
@@ -100,8 +100,8 @@ def test_blocks_and_threads_change_nothing(trace, monkeypatch):
     settings = random_settings(500, np.random.default_rng(0))
     settings.loc[100:300, 'transaction_cost'] = 0.001
     whole = sweep(trace, settings)
-    monkeypatch.setattr('stocker.tuning.SETTINGS_AT_ONCE', 64)
-    monkeypatch.setattr('stocker.tuning.CELLS_AT_ONCE', 300)
+    monkeypatch.setattr('stocker.studies.tuning.SETTINGS_AT_ONCE', 64)
+    monkeypatch.setattr('stocker.studies.tuning.CELLS_AT_ONCE', 300)
     parts = sweep(trace, settings)
     pd.testing.assert_frame_equal(whole, parts, rtol=0, atol=1e-11)
     assert (whole.final_value == parts.final_value).all()

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from browser import DIRECT, KEYS, browser, patiently
 
-from stocker.core import ROLES, Abstention, StockerError, Vote
-from stocker.council import Council, play, rule_council, vote_mean
-from stocker.env import StockerEnv
-from stocker.episodes import load_task
-from stocker.report import CHANGES, inspect, inspector_html, jumps, tuner_html, voted_episode
-from stocker.reward import RewardWeights
+from stocker.market.core import ROLES, Abstention, StockerError, Vote
+from stocker.council.council import Council, play, rule_council, vote_mean
+from stocker.trading.env import StockerEnv
+from stocker.market.episodes import load_task
+from stocker.pages.report import CHANGES, inspect, inspector_html, jumps, tuner_html, voted_episode
+from stocker.trading.reward import RewardWeights
 
 ipywidgets = pytest.importorskip('ipywidgets', reason='pip install ipywidgets, and this test runs')
-from stocker.widgets import CouncilInspector, CouncilReport, RewardTuner, RunComparison, next_of
+from stocker.pages.widgets import CouncilInspector, CouncilReport, RewardTuner, RunComparison, next_of
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD = os.environ.get('STOCKER_WIDGETS_7', '') # Python of an environment with ipywidgets 7.7 and JupyterLab 3
@@ -120,7 +120,7 @@ def test_a_report_follows_its_horizon(trace):
 
 
 def test_no_committed_notebook_holds_the_view_of_a_widget():
-    for path in sorted((ROOT/'nbs').glob('*.ipynb')):
+    for path in sorted((ROOT/'nbs').rglob('*.ipynb')):
         book = json.loads(path.read_text(encoding='utf-8'))
         assert 'widgets' not in book['metadata'], path.name
         outputs = [output for cell in book['cells'] for output in cell.get('outputs', [])]
@@ -141,18 +141,18 @@ def test_the_same_under_ipywidgets_7(tmp_path):
 
 # --- by hand ---
 
-CELLS = ['''from stocker.council import play, rule_council
-from stocker.env import StockerEnv
-from stocker.widgets import CouncilInspector, RewardTuner
+CELLS = ['''from stocker.council.council import play, rule_council
+from stocker.trading.env import StockerEnv
+from stocker.pages.widgets import CouncilInspector, RewardTuner
 trace = play(StockerEnv('task_easy'), rule_council())
-CouncilInspector(trace, step=25)''', '''from stocker.episodes import Episode, load_task
+CouncilInspector(trace, step=25)''', '''from stocker.market.episodes import Episode, load_task
 base = load_task('task_easy')
 dates = base.prices.index.strftime('%Y-%m-%d')
 episode = Episode.from_prices(base.prices, 'AAPL', dates[base.first - 210], dates[base.first + 39], facts=base.facts,
                               peers=base.peers)
 CouncilInspector(play(StockerEnv(episode), rule_council()), episode, step=100)''',
          'RewardTuner(trace)', '''from IPython.display import HTML
-from stocker.report import inspect, inspector_page
+from stocker.pages.report import inspect, inspector_page
 HTML(inspector_page(inspect(trace), 7))''']
 
 

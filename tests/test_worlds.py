@@ -3,13 +3,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.core import ROLES, Abstention, StockerError, Vote
-from stocker.council import mean_signal, moderate_episode, vote_mean, vote_mean_all_in
-from stocker.data import check_prices, nyse_sessions
-from stocker.env import StockerEnv
-from stocker.episodes import WARM_UP_SESSIONS, Episode
-from stocker.reward import yardstick
-from stocker.worlds import (
+from stocker.market.core import ROLES, Abstention, StockerError, Vote
+from stocker.council.council import mean_signal, moderate_episode, vote_mean, vote_mean_all_in
+from stocker.market.data import check_prices, nyse_sessions
+from stocker.trading.env import StockerEnv
+from stocker.market.episodes import WARM_UP_SESSIONS, Episode
+from stocker.trading.reward import yardstick
+from stocker.studies.worlds import (
     LEAST_STRENGTH, directions, follow, martingale_prices, martingale_ratios, placebo_world, planted_world, shuffle,
     silence, vote_signs, world_sessions)
 
