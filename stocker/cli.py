@@ -133,7 +133,7 @@ def moderator_of(
 def council_of(
     model: str, # rules, smollm2, gemma, recorded, or the address of an endpoint
     moderator: str | None, # of ModeratorName; None: the vote mean for rules, else the model itself
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     cache: Path, # folder of the vote cache
     recording: Path | None = None, # a recording of answers
     adapter: Path | None = None, # folder of a trained moderator
@@ -160,7 +160,7 @@ def council_of(
 # %% ../nbs/92_cli.ipynb #c2af1b4c
 def trade(
     episodes: list['Episode'], # what is traded
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     council: 'Council', # who trades
     out: Path, # folder for the results
 ) -> list['Comparison']: # in the order of the episodes
@@ -375,7 +375,7 @@ def train(
     prompts: Annotated[int | None, typer.Option(help='questions in a round [960 for pocket, else 256]')] = None,
     set_: Annotated[list[str] | None, typer.Option(
         '--set', metavar='NAME=VALUE', help='a field of trl.GRPOConfig; may be repeated')] = None,
-    lessons: Annotated[int, typer.Option(help='answers of the vote mean to imitate first')] = 0,
+    demonstrations: Annotated[int, typer.Option(help='answers of the vote mean to imitate first')] = 0,
     brief: Annotated[bool, typer.Option('--brief', help='ask a chat model in few words')] = False,
     curriculum: Annotated[str, typer.Option(help='none, easy first or regimes')] = 'none',
     policy_episodes: Annotated[int, typer.Option(help='episodes that the model plays before a round')] = 32,
@@ -398,7 +398,7 @@ def train(
     if few: splits = splits.fewer(few)
     changes = {**dict(map(setting, set_ or [])), **({} if rounds is None else {'num_train_epochs': rounds})}
     trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
-                              weights, resume=resume, brief=brief, lessons=lessons, curriculum=curriculum,
+                              weights, resume=resume, brief=brief, demonstrations=demonstrations, curriculum=curriculum,
                               policy_episodes=policy_episodes, **changes)
     judge(trained, splits, weights)
     page = compile_results(out.parent)

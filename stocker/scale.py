@@ -181,7 +181,7 @@ def run_parts(
 def vote_table(
     council: Council, # who is asked
     episode: Episode, # what it is asked about
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> pd.DataFrame: # one row a vote
     "The votes of an episode as a table."
     voted = collect_votes(council.specialists, episode, timing, council.seconds)
@@ -197,7 +197,7 @@ class VoteWork:
     "Makes a worker that asks a council about whole episodes."
 
     council: Callable[[], Council] # called once in each process: here a model is loaded
-    timing: Timing = Timing.CLOSE # the decision clock
+    timing: Timing = Timing.CLOSE # the decision timing
     histories: Callable[[], Histories] = packaged_histories # called once in each process
 
     def __call__(self) -> Worker:
@@ -232,7 +232,7 @@ class JudgeWork:
 
     council: Callable[[], Council] # called once in each process; its own moderator is not asked
     moderators: Mapping[str, Moderator] # by name
-    timing: Timing = Timing.CLOSE # the decision clock
+    timing: Timing = Timing.CLOSE # the decision timing
     weights: RewardWeights = RewardWeights() # what the reward is made of
     histories: Callable[[], Histories] = packaged_histories # called once in each process
 

@@ -23,11 +23,11 @@ from stocker.market.histories import (
     read_episode_name, read_universe, regimes, relations_of, save_histories, source_histories, window_starts)
 from stocker.studies.rules import (
     RULES, balanced_weights, baseline_table, corpus_baselines, difficulty, easy_first, episode_steps, grouped_error,
-    orders_of, play_side_by_side, sample_episodes, side_market, side_yardstick)
+    orders_of, play_side_by_side, sample_episodes, side_market, side_benchmark)
 from stocker.market.data import FolderSource, RateLimited, YahooSource, load_prices
 from stocker.trading.env import StockerEnv, simulate_rewards
 from stocker.market.episodes import Episode, load_task
-from stocker.trading.reward import RewardWeights, yardstick
+from stocker.trading.reward import RewardWeights, benchmark
 
 DAYS = exchange_days(data_path('calendar.parquet'))
 LARGE = Path(__file__).resolve().parents[2]/'shared'/'market'
@@ -505,14 +505,14 @@ def test_side_by_side_equals_the_environment(timing, weights):
                            'WILD': walk(3, volatility=0.2)})
     corpus = load_corpus(histories=histories, length=23, stride=170)
     market = side_market(corpus.index, histories, 23, timing)
-    measure = side_yardstick(market, weights.transaction_cost)
+    measure = side_benchmark(market, weights.transaction_cost)
     random = np.random.default_rng(4)
     shape = market.fills.shape
     for wanted in (random.integers(-3, 4, shape).astype(float), orders_of(random.random(shape) > 0.5)):
         mine = play_side_by_side(measure, wanted, weights)
         assert mine.invalid.any()
         for number, episode in enumerate(corpus):
-            own = yardstick(episode.market(timing), episode.starting_cash, weights.transaction_cost)
+            own = benchmark(episode.market(timing), episode.starting_cash, weights.transaction_cost)
             np.testing.assert_array_equal(measure.ideal_pnl_pct[:, number], own.ideal_pnl_pct)
             order = wanted[:, [number]].astype(np.int64)
             sides = np.where(order > 0, 1, np.where(order < 0, 2, 0))
@@ -524,7 +524,7 @@ def test_side_by_side_equals_the_environment(timing, weights):
 def test_a_step_of_the_environment_gives_the_same_reward():
     corpus = load_corpus('test')[:4]
     market = side_market(corpus.index, corpus.histories, 42, Timing.CLOSE)
-    run = play_side_by_side(side_yardstick(market, 0.001), orders_of(market.closes > market.closes[0]), RewardWeights())
+    run = play_side_by_side(side_benchmark(market, 0.001), orders_of(market.closes > market.closes[0]), RewardWeights())
     for number, episode in enumerate(corpus):
         env = StockerEnv(episode)
         env.reset()
@@ -540,7 +540,7 @@ def test_nothing_beats_the_limit(timing):
     assert (results['total_return'] <= results['limit'] + 1e-12).all()
     limit = results.drop_duplicates('name').set_index('name')['limit']
     for episode in corpus[:12]:
-        assert limit[episode.name] >= yardstick(episode.market(timing), 10_000.0, 0.001).optimum_pnl_pct[-1] - 1e-12
+        assert limit[episode.name] >= benchmark(episode.market(timing), 10_000.0, 0.001).optimum_pnl_pct[-1] - 1e-12
 
 
 def test_rules_never_look_ahead():

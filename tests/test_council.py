@@ -12,7 +12,7 @@ import pytest
 
 from stocker.council.cache import CachedSpecialist, Place, VoteCache, place_path, read_stored
 from stocker.market.core import (
-    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, canonical_json, digest)
+    ROLES, Abstention, Portfolio, Decision, Side, StockerError, TradeAction, Vote, canonical_json, digest)
 from stocker.council.council import (
     MODERATORS, THRESHOLD, Council, ask, ask_all, collect_votes, mean_signal, moderate_episode, order_by_score, play,
     play_step, read_trace, rule_council, trace_orders, vote_mean, vote_mean_all_in, write_trace)
@@ -388,11 +388,11 @@ def test_a_moderator_judged_on_kept_votes_trades_as_in_the_council(moderator, ti
 def test_a_moderator_may_answer_with_a_plain_pair():
     voted = collect_votes({}, load_task('task_easy'))
     judged = moderate_episode(voted, lambda votes, portfolio: (TradeAction(side='hold'), 'no'))
-    assert judged.rulings[0] == Ruling(TradeAction(side='hold'), 'no') and not judged.traded.any()
+    assert judged.decisions[0] == Decision(TradeAction(side='hold'), 'no') and not judged.traded.any()
 
 
 def test_an_unreadable_answer_is_kept_apart_from_a_decision_to_hold(tmp_path):
-    def mumbling(votes, portfolio): return Ruling(TradeAction(side='hold'), 'no object', unreadable=True, said='Buy!')
+    def mumbling(votes, portfolio): return Decision(TradeAction(side='hold'), 'no object', unreadable=True, said='Buy!')
     played = play(StockerEnv('task_easy'), Council(RULE_ANALYSTS, mumbling, 'mumbling'))
     write_trace(played, tmp_path/'trace.jsonl')
     steps = read_trace(tmp_path/'trace.jsonl').steps

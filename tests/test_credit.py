@@ -144,7 +144,7 @@ def test_episodes_of_different_lengths_share_a_ledger():
 def test_playing_side_by_side_is_playing_one_by_one(world):
     for one, run in zip(world, play_all(world, one_by_one(follow('news')))):
         alone = moderate_episode(one, follow('news'))
-        assert run.rewards.tolist() == alone.rewards.tolist() and run.rulings == alone.rulings
+        assert run.rewards.tolist() == alone.rewards.tolist() and run.decisions == alone.decisions
 
 
 def test_start_states_hold_shares_and_come_late_too(world):

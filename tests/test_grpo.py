@@ -29,7 +29,7 @@ from stocker.training.adapters import (
 from stocker.training.credit import CreditReward, Start, one_by_one, play_all, rest_of_episode, start_columns
 from stocker.training.grpo import (
     SCORES, WARM_START, Alarms, EpisodeRollout, Questions, Trained, check_groups, check_lengths, curriculum_chances,
-    grpo_settings, imitate, last_checkpoint, lesson_rows, look, make_trainer, prompt_rows, train, voted_difficulty,
+    grpo_settings, imitate, last_checkpoint, demonstration_rows, look, make_trainer, prompt_rows, train, voted_difficulty,
     voted_regimes, watch)
 from stocker.training.pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
 from stocker.llm.prompts import LanguageSpecialist
@@ -240,10 +240,10 @@ def test_a_tiny_gemma_4_goes_the_whole_way_with_a_council_that_sees(gemma_votes,
     assert len(asked) == 10 and parts.count('image_url') == 10
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        one = train('tiny-gemma-4', voted[:1], voted[1:], tmp_path, prompts=2, num_train_epochs=2, lessons=4,
+        one = train('tiny-gemma-4', voted[:1], voted[1:], tmp_path, prompts=2, num_train_epochs=2, demonstrations=4,
                     per_device_train_batch_size=4, num_generations=4, learning_rate=0.01, max_steps=2,
                     student=gemma_student(), policy_episodes=1, **QUIET)
-    assert one.record['steps'] == 2 and one.record['lessons'] == 4
+    assert one.record['steps'] == 2 and one.record['demonstrations'] == 4
     assert not any('vision' in name for name, part in one.model.named_parameters() if part.requires_grad)
     numbers = torch.arange(10, 30)[None]
     with torch.no_grad():
@@ -255,7 +255,7 @@ def test_a_warm_start_is_kept_apart_from_what_came_after(world, tmp_path):
     tmp_path = tmp_path/'run_1'
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        one = train('pocket', world[:4], world[4:], tmp_path, num_train_epochs=1, lessons=8, **TINY)
+        one = train('pocket', world[:4], world[4:], tmp_path, num_train_epochs=1, demonstrations=8, **TINY)
         tables = judge(one, Splits(world[:4], world[4:5], {'seen': world[5:]}))
     warm, after = (load_file(tmp_path/name/'adapter_model.safetensors') for name in (WARM_START, ADAPTER))
     assert set(warm) == set(after) and any(not torch.equal(warm[name], after[name]) for name in warm)
@@ -271,8 +271,8 @@ def test_a_warm_start_is_kept_apart_from_what_came_after(world, tmp_path):
 def test_lessons_know_nothing_of_what_came_next(world):
     "The same states under other prices afterwards get the same answers."
     student = load_pocket()
-    rows = lesson_rows(world, 40, student, seed=3)
-    assert rows == lesson_rows(world, 40, student, seed=3) != lesson_rows(world, 40, student, seed=4)
+    rows = demonstration_rows(world, 40, student, seed=3)
+    assert rows == demonstration_rows(world, 40, student, seed=3) != demonstration_rows(world, 40, student, seed=4)
     for row in rows:
         said = read_trade(row['completion'][0]['content'])
         assert said.side.value in ('buy', 'sell', 'hold')
@@ -283,7 +283,7 @@ def test_lessons_know_nothing_of_what_came_next(world):
 def test_a_trained_moderator_comes_from_its_files(trained, world):
     again = trained_moderator(trained.folder/ADAPTER)
     questions = [(one.votes[0], first_portfolio(one)) for one in world]
-    assert again.rule_all(questions) == trained.moderator.rule_all(questions)
+    assert again.decide_batch(questions) == trained.moderator.decide_batch(questions)
 
 
 def test_questions_of_any_length_are_answered_as_they_are_alone(world):
@@ -295,7 +295,7 @@ def test_questions_of_any_length_are_answered_as_they_are_alone(world):
         return [{'role': 'user', 'content': ''.join(lines[-len(votes):])}]
     moderator, portfolio = ModelModerator(student.model, student.tokenizer, last_lines), first_portfolio(world[0])
     questions = [(dict(list(world[0].votes[0].items())[:count]), portfolio) for count in lengths]
-    assert moderator.rule_all(questions) == [moderator(*question) for question in questions]
+    assert moderator.decide_batch(questions) == [moderator(*question) for question in questions]
 
 
 # A curriculum.

@@ -9,9 +9,9 @@ import pytest
 from stocker.llm.answers import Unreadable, read_trade
 from stocker.market.core import ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, data_path
 from stocker.training.pocket import (
-    NUMBERS, ModelModerator, at_least, lesson, load_pocket, new_pocket, pocket_answer, pocket_messages,
+    NUMBERS, ModelModerator, at_least, demonstration, load_pocket, new_pocket, pocket_answer, pocket_messages,
     pocket_tokenizer, portfolio_lines, possible_order, random_portfolio, random_votes, vocabulary, vote_line)
-from stocker.llm.prompts import ruling_in
+from stocker.llm.prompts import decision_in
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -60,7 +60,7 @@ def test_the_named_number_is_enough_for_all():
 def test_an_answer_is_over_with_its_brace(student):
     "Else a model that is trained for rewards goes on talking, for nothing in a reward tells it to stop."
     assert new_pocket().generation_config.eos_token_id == student.model.generation_config.eos_token_id
-    rng, moderator = np.random.default_rng(1), ModelModerator(student.model, student.tokenizer, longest_answer=24)
+    rng, moderator = np.random.default_rng(1), ModelModerator(student.model, student.tokenizer, max_new_tokens=24)
     prompts = [pocket_messages(random_votes(rng), random_portfolio(rng)) for _ in range(200)]
     torch.manual_seed(1)
     said = moderator.answers(prompts, 2.0)
@@ -88,11 +88,11 @@ def test_made_up_orders_are_possible():
 
 
 def test_lessons_follow_their_seed_and_have_one_length():
-    one, other = ([lesson(np.random.default_rng(7)) for _ in range(3)] for _ in range(2))
+    one, other = ([demonstration(np.random.default_rng(7)) for _ in range(3)] for _ in range(2))
     assert one == other
     tokenizer = pocket_tokenizer()
     rng = np.random.default_rng(8)
-    lengths = {len(tokenizer.apply_chat_template(lesson(rng))['input_ids']) for _ in range(300)}
+    lengths = {len(tokenizer.apply_chat_template(demonstration(rng))['input_ids']) for _ in range(300)}
     assert len(lengths) == 1
 
 
@@ -100,12 +100,12 @@ def test_likeliest_answers_can_be_read_and_do_not_depend_on_company(student):
     rng = np.random.default_rng(9)
     questions = [(random_votes(rng), random_portfolio(rng)) for _ in range(60)]
     moderator = student.moderator()
-    together = moderator.rule_all(questions)
-    assert not any(ruling.unreadable for ruling in together)
-    small = ModelModerator(student.model, student.tokenizer, at_once=7)
-    assert [one.said for one in small.rule_all(questions)] == [one.said for one in together]
+    together = moderator.decide_batch(questions)
+    assert not any(decision.unreadable for decision in together)
+    small = ModelModerator(student.model, student.tokenizer, batch_size=7)
+    assert [one.said for one in small.decide_batch(questions)] == [one.said for one in together]
     assert moderator(*questions[0]) == together[0]
-    assert moderator.rule_all([]) == []
+    assert moderator.decide_batch([]) == []
 
 
 def test_a_draw_is_repeated_by_its_seed(student):
@@ -114,7 +114,7 @@ def test_a_draw_is_repeated_by_its_seed(student):
     said = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        said.append([one.said for one in student.moderator().rule_all(questions, temperature=1.0)])
+        said.append([one.said for one in student.moderator().decide_batch(questions, temperature=1.0)])
     assert said[0] == said[1] != said[2]
 
 
@@ -136,8 +136,8 @@ def test_first_weights_follow_the_seed_and_leave_the_generator_alone():
 
 
 def test_babble_is_no_trade():
-    ruling = ruling_in('{"side": "buy", "quantity": ')
-    assert ruling.unreadable and ruling.action.side is Side.HOLD and ruling.said
+    decision = decision_in('{"side": "buy", "quantity": ')
+    assert decision.unreadable and decision.action.side is Side.HOLD and decision.said
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

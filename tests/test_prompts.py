@@ -28,8 +28,8 @@ from stocker.llm.client import Reply, ScriptedClient
 from stocker.llm.prompts import (
     CHART_TOLD, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
     LanguageModerator, LanguageSpecialist, amount, change, chart_evidence, chart_url, days_ago, fenced,
-    language_specialists, nothing_to_judge, outside_line, peer_evidence, portfolio_told, role_prompt, season_evidence,
-    system_prompt, trade_messages, vote_messages, votes_told)
+    language_specialists, nothing_to_judge, outside_line, peer_evidence, format_portfolio, role_prompt, season_evidence,
+    system_prompt, trade_messages, vote_messages, format_votes)
 from stocker.council.specialists import RULE_ANALYSTS
 
 GOOD_VOTE = '{"signal": -0.2, "confidence": 0.5, "rationale": "mine"}'
@@ -459,7 +459,7 @@ def test_another_model_setting_adapter_prompt_or_day_is_another_question(monkeyp
 
 
 @pytest.mark.parametrize('name', [
-    'amount', 'change', 'days_ago', 'lines_told', 'earnings_told', 'range_told', 'move_told'])
+    'amount', 'change', 'days_ago', 'format_lines', 'format_earnings', 'format_range', 'format_move'])
 def test_a_change_in_how_evidence_is_written_changes_the_prompt_of_a_role(name, monkeypatch):
     before = [role_prompt(role) for role in ROLES]
     changed = getattr(prompts, name)
@@ -519,12 +519,12 @@ def council_votes(reason='a reason'):
 
 def test_votes_stand_in_the_order_of_the_seats_whatever_order_they_came_in():
     votes = council_votes() | {'news': Abstention(reason='no headlines in the last 7 days')}
-    first = votes_told(votes)
+    first = format_votes(votes)
     names = [line.split()[1].rstrip(':') for line in inside(first)]
     assert names == list(ROLES)
     for seed in range(20):
         shuffled = dict(random.Random(seed).sample(list(votes.items()), len(votes)))
-        assert votes_told(shuffled) == first
+        assert format_votes(shuffled) == first
     assert inside(first)[3] == '- news abstains: no headlines in the last 7 days'
     assert inside(first)[0] == '- chart_pattern: -1.00, confidence 0.00. a reason'
 
@@ -532,8 +532,8 @@ def test_votes_stand_in_the_order_of_the_seats_whatever_order_they_came_in():
 def test_other_seats_follow_by_name_and_a_small_council_is_told_as_it_is():
     votes = {'zeta': Vote(signal=1.0, confidence=1.0, rationale=''), 'alpha': Abstention(reason='x'),
              'news': Vote(signal=0.0, confidence=0.5, rationale='y')}
-    assert [line.split()[1].rstrip(':') for line in inside(votes_told(votes))] == ['news', 'alpha', 'zeta']
-    assert inside(votes_told({})) == ['']
+    assert [line.split()[1].rstrip(':') for line in inside(format_votes(votes))] == ['news', 'alpha', 'zeta']
+    assert inside(format_votes({})) == ['']
 
 
 @pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
@@ -544,26 +544,26 @@ def test_a_hostile_reason_stays_on_its_one_line_inside_the_fence(text):
         assert system['content'] == TRADE_PROMPT and len(lines) == 7
         assert all(line.startswith(f'- {role}') for line, role in zip(lines, ROLES, strict=True))
         assert max(map(len, lines)) < REASON_LENGTH + 50 and not set('{}[]`"') & set(user['content'])
-        assert user['content'].endswith(f'\n{portfolio_told(PORTFOLIO)}\nYour order, as one JSON object:')
+        assert user['content'].endswith(f'\n{format_portfolio(PORTFOLIO)}\nYour order, as one JSON object:')
 
 
 def test_a_parrot_in_the_moderators_seat_still_gives_its_own_order():
     for text in HOSTILE.values():
         parrot = ScriptedClient(lambda messages: messages[-1]['content'] + GOOD_TRADE)
-        ruling = LanguageModerator(parrot)(council_votes(text), PORTFOLIO)
-        assert ruling.action == TradeAction(side='sell', quantity=3) and not ruling.unreadable
+        decision = LanguageModerator(parrot)(council_votes(text), PORTFOLIO)
+        assert decision.action == TradeAction(side='sell', quantity=3) and not decision.unreadable
 
 
 @pytest.mark.parametrize('cash, price, cost, most', [
     (10_000.0, 100.0, 0.001, 99), (10_010.0, 100.0, 0.001, 100), (0.0, 100.0, 0.001, 0), (99.0, 100.0, 0.0, 0),
     (100.0, 100.0, 0.0, 1), (-5.0, 100.0, 0.0, 0), (100.0, math.nan, 0.0, 0), (math.nan, 100.0, 0.0, 0)])
 def test_what_can_be_bought_counts_the_fee(cash, price, cost, most):
-    text = portfolio_told(replace(PORTFOLIO, cash=cash, price=price, transaction_cost=cost))
+    text = format_portfolio(replace(PORTFOLIO, cash=cash, price=price, transaction_cost=cost))
     assert f'buy up to {most}, sell up to 40.' in text and 'nan' not in text
 
 
 def test_the_portfolio_is_told_whole():
-    assert portfolio_told(PORTFOLIO).split('\n') == [
+    assert format_portfolio(PORTFOLIO).split('\n') == [
         'Decision 5 of 43; 38 more follow.',
         'Cash 2500.00 USD, 40 shares at 178.85 USD, together 9654.00 USD (-3.5% so far, worst fall 4.2%).',
         'Possible at this price, the fee of 0.10% included: buy up to 13, sell up to 40.']
@@ -574,13 +574,13 @@ def test_the_portfolio_is_told_whole():
     (Reply('I would wait.'), 'no JSON object'), (Reply('{"side": "buy", "quantity": true}'), 'quantity'),
     (Reply('{"side": "buy", "quantity": -1}'), 'quantity'), (Reply('{"side": "sell", "quantity": 1'), 'breaks off')])
 def test_an_unreadable_order_is_no_trade_and_says_so(reply, reason):
-    ruling = LanguageModerator(ScriptedClient([reply]))(council_votes(), PORTFOLIO)
-    assert ruling.action == NO_TRADE and ruling.unreadable and reason in ruling.rationale and ruling.said == reply.text
+    decision = LanguageModerator(ScriptedClient([reply]))(council_votes(), PORTFOLIO)
+    assert decision.action == NO_TRADE and decision.unreadable and reason in decision.rationale and decision.said == reply.text
 
 
 def test_a_hold_is_a_decision():
-    ruling = LanguageModerator(ScriptedClient(['{"side": "hold"}']))(council_votes(), PORTFOLIO)
-    assert (ruling.action, ruling.unreadable, ruling.said) == (NO_TRADE, False, '{"side": "hold"}')
+    decision = LanguageModerator(ScriptedClient(['{"side": "hold"}']))(council_votes(), PORTFOLIO)
+    assert (decision.action, decision.unreadable, decision.said) == (NO_TRADE, False, '{"side": "hold"}')
 
 
 def test_an_adapter_is_loaded_by_name_and_its_errors_come_through():

@@ -247,8 +247,8 @@ def test_what_if_equals_a_run_of_its_own(evening):
             if one.step == step:
                 assert env.portfolio == evening.portfolios[step]
                 votes = changed_votes(one.decision.votes, changes)
-                assert answer.ruling == vote_mean(votes, env.portfolio)
-            _, reward, _, _, told = env.step(answer.ruling.action if one.step == step else one.decision.action)
+                assert answer.decision == vote_mean(votes, env.portfolio)
+            _, reward, _, _, told = env.step(answer.decision.action if one.step == step else one.decision.action)
             rewards.append(reward)
             if one.step == step: assert told['terms'] == answer.terms and told['traded'] == answer.traded
         assert math.fsum(rewards) == answer.total_reward and told['portfolio_value'] == answer.final_value

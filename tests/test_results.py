@@ -28,7 +28,7 @@ def test_the_committed_page_is_what_its_records_say(tmp_path):
 def test_every_committed_run_says_how_it_was_made():
     for file in RUNS.glob('*/run.json'):
         record = json.loads(file.read_text(encoding='utf-8'))
-        assert {'credit', 'curriculum', 'lessons', 'scores', 'seed', 'training', 'validation', 'weights'} <= set(record)
+        assert {'credit', 'curriculum', 'demonstrations', 'scores', 'seed', 'training', 'validation', 'weights'} <= set(record)
         assert record['training']['digest'] != record['validation']['digest']
         judged = json.loads((file.parent/EVALUATION).read_text(encoding='utf-8'))
         assert all({row['policy'] for row in rows} >= {'before', 'after', 'hold', 'vote mean', 'optimum'}

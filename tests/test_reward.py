@@ -10,7 +10,7 @@ from stocker.trading.env import StockerEnv, simulate_rewards
 from stocker.market.episodes import TASKS, load_task
 from stocker.trading.reward import (
     BONUS_LIMIT, FREE_DRAWDOWN, LEAST_SCALE, RewardWeights, grade, ideal_scale, inflation_growth, reward_terms,
-    trajectory_bonus, yardstick)
+    trajectory_bonus, benchmark)
 
 often = settings(deadline=None, database=None, max_examples=200)
 profits = st.floats(-1.0, 20.0)
@@ -138,7 +138,7 @@ def test_a_fee_of_the_whole_trade_is_refused():
 def held(weights, ideal_cost=0.001, task='task_easy'):
     "The total of holding cash, with the ideal curve drawn at a cost of its own."
     episode = load_task(task)
-    measure = yardstick(episode.market(), 10_000.0, ideal_cost)
+    measure = benchmark(episode.market(), 10_000.0, ideal_cost)
     value = np.full(episode.steps, 10_000.0)
     return grade(value, np.zeros(episode.steps), 0.0, measure, 10_000.0, weights).reward.sum()
 
@@ -169,7 +169,7 @@ def test_grading_a_value_curve_afterwards_gives_the_rewards_of_the_run_exactly(t
     episode, weights, rng = load_task(task), RewardWeights(), np.random.default_rng(0)
     shape = episode.steps, 50
     batch = simulate_rewards(episode, rng.integers(0, 3, shape), rng.integers(-2, 60, shape), timing, weights)
-    measure = yardstick(episode.market(timing), episode.starting_cash, weights.transaction_cost)
+    measure = benchmark(episode.market(timing), episode.starting_cash, weights.transaction_cost)
     fall = max_drawdown(batch.values, episode.starting_cash)[-1]
     terms = grade(batch.values, batch.invalid, fall, measure, episode.starting_cash, weights)
     assert np.array_equal(terms.reward, batch.rewards)
@@ -179,7 +179,7 @@ def test_grading_a_value_curve_afterwards_gives_the_rewards_of_the_run_exactly(t
 @pytest.mark.parametrize('task', TASKS)
 def test_the_yardstick_is_what_its_own_orders_come_to(task):
     market = load_task(task).market()
-    measure = yardstick(market, 10_000.0, 0.001)
+    measure = benchmark(market, 10_000.0, 0.001)
     value = simulate(market.fills, market.marks, measure.optimum_orders[:, None], 10_000.0, 0.001).value[:, 0]
     assert np.array_equal(measure.optimum_pnl_pct, value / 10_000.0 - 1.0)
     assert measure.optimum_pnl_pct[-1] >= measure.ideal_pnl_pct[-1] > 0.0

@@ -45,7 +45,7 @@ from stocker.serving.client import StockerAction, StockerClient, StockerObservat
 from stocker.market.core import DataError, StockerError
 from stocker.trading.env import StockerEnv
 from stocker.market.episodes import TASKS, Episode, load_task
-from stocker.llm.prompts import ruling_in
+from stocker.llm.prompts import decision_in
 from stocker.trading.reward import RewardWeights
 from stocker.serving.limits import Limits
 from stocker.serving.server import (
@@ -829,7 +829,7 @@ def test_the_turns_for_verifiers_play_an_episode(url):
     text = next(text for cell in notebook['cells'] if 'class StockerTurns' in (text := ''.join(cell['source'])))
     code = re.search(r'```python\n(.*?)```', text, re.S)[1].replace('http://127.0.0.1:8000', url)
     stand_in = types.SimpleNamespace(MultiTurnEnv=object, UserMessage=types.SimpleNamespace, cleanup=lambda made: made)
-    names = {'verifiers': stand_in, 'StockerClient': StockerClient, 'ruling_in': ruling_in, 'mean': mean}
+    names = {'verifiers': stand_in, 'StockerClient': StockerClient, 'decision_in': decision_in, 'mean': mean}
     exec(code, names)
 
     async def roll_out():

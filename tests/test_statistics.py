@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from stocker.trading.accounting import ALL_SHARES
-from stocker.market.core import Ruling, StockerError, TradeAction, plain
+from stocker.market.core import Decision, StockerError, TradeAction, plain
 from stocker.council.council import vote_mean, vote_mean_all_in
 from stocker.trading.env import StockerEnv
 from stocker.council.evaluation import performance
@@ -43,7 +43,7 @@ def made_table(differences, months=1, start='2010-01-01', column='total_reward')
 def test_moderators_and_order_makers_are_played_alike(world):
     def buy_first(votes, portfolio):
         quantity = 10_000 if portfolio.step == 0 else 0
-        return Ruling(TradeAction(side='buy' if quantity else 'hold', quantity=quantity), 'once')
+        return Decision(TradeAction(side='buy' if quantity else 'hold', quantity=quantity), 'once')
     for voted in world.episodes[:3]:
         runs = play_policies({'asked': buy_first, **BASELINE_POLICIES}, voted, RewardWeights())
         for name in ('rewards', 'values', 'traded'):
@@ -77,7 +77,7 @@ def test_a_baseline_begins_with_the_same_cash_on_the_same_day(timing):
 
 def test_the_share_of_unreadable_answers_is_not_a_decision_to_hold(world):
     def silent(votes, portfolio):
-        return Ruling(TradeAction(side='hold'), 'no JSON in it', unreadable=portfolio.step % 2 == 0)
+        return Decision(TradeAction(side='hold'), 'no JSON in it', unreadable=portfolio.step % 2 == 0)
     means = summarise(evaluate({'silent': silent, **BASELINE_POLICIES}, world.episodes[:2]))
     assert means['unreadable'].to_dict() == {'silent': 0.5, 'hold': 0, 'buy and hold': 0, 'vote mean': 0, 'optimum': 0}
 

@@ -8,7 +8,7 @@ from stocker.council.council import mean_signal, moderate_episode, vote_mean, vo
 from stocker.market.data import check_prices, nyse_sessions
 from stocker.trading.env import StockerEnv
 from stocker.market.episodes import WARM_UP_SESSIONS, Episode
-from stocker.trading.reward import yardstick
+from stocker.trading.reward import benchmark
 from stocker.studies.worlds import (
     LEAST_STRENGTH, directions, follow, martingale_prices, martingale_ratios, placebo_world, planted_world, shuffle,
     silence, vote_signs, world_sessions)
@@ -20,7 +20,7 @@ def mean_reward(world, moderator):
 
 def optimum_return(voted):
     episode = voted.episode
-    return yardstick(episode.market(voted.timing), episode.starting_cash, 0.001).optimum_pnl_pct[-1]
+    return benchmark(episode.market(voted.timing), episode.starting_cash, 0.001).optimum_pnl_pct[-1]
 
 
 @pytest.mark.parametrize('timing', ['close', 'next_open'])
@@ -165,7 +165,7 @@ def test_a_silent_role_is_followed_into_doing_nothing():
     world = silence(planted_world(117, 1), 'news')
     run = moderate_episode(world.episodes[0], follow('news'))
     assert not run.traded.any() and not run.invalid.any()
-    assert 'silent' in run.rulings[0].rationale
+    assert 'silent' in run.decisions[0].rationale
 
 
 def test_the_environment_plays_a_world():

@@ -36,7 +36,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from ..market.core import (
-    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_marks, file_stem,
+    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_stamp, file_stem,
     need, secret, write_atomically)
 from ..market.data import read_table, write_table
 from .specialists import Specialist
@@ -267,7 +267,7 @@ def read_changed(
     path: str, # a file of the cache
 ) -> StoredVote | None: # None where there is no readable vote
     "The vote in a file, which is read only if it is another file than last time."
-    if not (marks := file_marks(path)): return None
+    if not (marks := file_stamp(path)): return None
     known = READ.get(path)
     if known and known[0] == marks: return known[1]
     stored = read_stored(path)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from ..trading.accounting import affordable_quantity
 from .cache import CachedSpecialist, observation_digest
 from ..market.core import (
-    ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Ruling, Side, StockerError, Timing, TradeAction,
+    ROLES, Abstention, CouncilDecision, MarketObservation, Portfolio, Decision, Side, StockerError, Timing, TradeAction,
     Vote, Votes, as_timing, canonical_json, write_atomically)
 from ..trading.env import Run, StockerEnv, lay_out
 from ..market.episodes import Episode
@@ -113,27 +113,27 @@ def order_by_score(
     return TradeAction(side=Side.BUY if score > 0 else Side.SELL, quantity=quantity)
 
 # %% ../../nbs/council/23_council.ipynb #4b98c7e4
-Moderator = Callable[[Votes, Portfolio], Ruling]
+Moderator = Callable[[Votes, Portfolio], Decision]
 
 # %% ../../nbs/council/23_council.ipynb #802cb1b3
 def moderate(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
     all_in: bool, # trade everything, whatever the score's size
-) -> Ruling: # the order and its reason
+) -> Decision: # the order and its reason
     "Weigh the votes and trade on their mean."
     score, heard = mean_signal(votes), sum(isinstance(vote, Vote) for vote in votes.values())
-    if score is None: return Ruling(TradeAction(side=Side.HOLD, quantity=0), 'Nobody voted.')
+    if score is None: return Decision(TradeAction(side=Side.HOLD, quantity=0), 'Nobody voted.')
     action = order_by_score(score, portfolio, all_in)
     idle = ', too little to act on' if abs(score) < THRESHOLD else ', with nothing to trade'
     spoken = 'only vote' if heard == 1 else f'mean of {heard} votes'
-    return Ruling(action, f"The {spoken} is {score:+.2f}{idle if action.side is Side.HOLD else ''}.")
+    return Decision(action, f"The {spoken} is {score:+.2f}{idle if action.side is Side.HOLD else ''}.")
 
 # %% ../../nbs/council/23_council.ipynb #cddba1a7
 def vote_mean(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
-) -> Ruling: # the order and its reason
+) -> Decision: # the order and its reason
     "Trade on the mean of the votes, in proportion to it."
     return moderate(votes, portfolio, all_in=False)
 
@@ -141,7 +141,7 @@ def vote_mean(
 def vote_mean_all_in(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
-) -> Ruling: # the order and its reason
+) -> Decision: # the order and its reason
     "Trade on the mean of the votes, with everything there is."
     return moderate(votes, portfolio, all_in=True)
 
@@ -203,7 +203,7 @@ class Council:
     "Specialists and a moderator."
 
     specialists: Mapping[str, Specialist] # by role, in the order of their seats
-    moderator: Moderator # votes and portfolio in, a ruling out
+    moderator: Moderator # votes and portfolio in, a decision out
     name: str = 'council' # for tables and traces
     seconds: float | None = None # how long each specialist may take; None asks one after the other and waits
 
@@ -214,12 +214,12 @@ class Council:
     ) -> CouncilDecision:
         "Ask everyone, then merge."
         votes = ask_all(self.specialists, observation, self.seconds)
-        return CouncilDecision(votes=votes, **Ruling(*self.moderator(votes, portfolio))._asdict())
+        return CouncilDecision(votes=votes, **Decision(*self.moderator(votes, portfolio))._asdict())
 
     def fill(
         self,
         episodes: Sequence[Episode], # whose votes shall lie in the cache
-        timing: str | Timing = Timing.CLOSE, # the decision clock
+        timing: str | Timing = Timing.CLOSE, # the decision timing
         batch: int = 32, # questions asked at once
         progress: bool = True, # show a bar
     ) -> Filled:
@@ -265,7 +265,7 @@ class Trace:
 
     episode: str # name of the episode
     ticker: str # the share
-    timing: str # the decision clock
+    timing: str # the decision timing
     council: str # name of the council
     starting_cash: float # USD
     weights: RewardWeights # what the reward is made of
@@ -311,14 +311,14 @@ class VotedEpisode:
     "An episode under one clock, with the votes for each of its decisions."
 
     episode: Episode # what is traded
-    timing: Timing # the decision clock
+    timing: Timing # the decision timing
     votes: tuple[Votes, ...] # (steps,) by role
 
 # %% ../../nbs/council/23_council.ipynb #6f268585
 def collect_votes(
     specialists: Mapping[str, Specialist], # by role, in the order of their seats
     episode: Episode, # what they look at
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
     seconds: float | None = None, # how long each may take; None asks one after the other and waits
     progress: bool = False, # show a bar
 ) -> VotedEpisode:
@@ -332,7 +332,7 @@ def collect_votes(
 class Moderated:
     "A moderator's run through an episode."
 
-    rulings: tuple[Ruling, ...] # (steps,)
+    decisions: tuple[Decision, ...] # (steps,)
     rewards: np.ndarray # (steps,)
     values: np.ndarray # (steps,) portfolio value after each decision, USD
     traded: np.ndarray # (steps,) shares bought (above zero) or sold (below zero)
@@ -350,14 +350,14 @@ def moderate_episode(
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> Moderated:
     "Let a moderator trade an episode on votes that are there already."
-    run, rulings, rows = Run(lay_out(voted.episode, voted.timing, weights)), [], []
+    run, decisions, rows = Run(lay_out(voted.episode, voted.timing, weights)), [], []
     for votes in voted.votes:
-        ruling = Ruling(*moderator(votes, run.portfolio))
-        traded, invalid, terms = run.trade(ruling.action.side.code, ruling.action.quantity)
-        rulings.append(ruling)
+        decision = Decision(*moderator(votes, run.portfolio))
+        traded, invalid, terms = run.trade(decision.action.side.code, decision.action.quantity)
+        decisions.append(decision)
         rows.append((terms.reward, run.value, traded, invalid))
     rewards, values, traded, invalid = map(np.array, zip(*rows, strict=True))
-    return Moderated(tuple(rulings), rewards, values, traded, invalid)
+    return Moderated(tuple(decisions), rewards, values, traded, invalid)
 
 # %% ../../nbs/council/23_council.ipynb #dc6e7252
 def write_trace(

@@ -20,7 +20,7 @@ from ..market.core import SESSIONS_A_YEAR, ROLES, Timing, Vote, write_atomically
 from .council import Council, Trace, play
 from ..trading.env import StockerEnv, simulate_rewards
 from ..market.episodes import Episode
-from ..trading.reward import RewardWeights, yardstick
+from ..trading.reward import RewardWeights, benchmark
 
 if TYPE_CHECKING: # drawing and tables load when they are used
     import pandas as pd
@@ -67,14 +67,14 @@ BASELINES: tuple[str, ...] = ('hold', 'buy and hold', 'ideal', 'optimum')
 # %% ../../nbs/council/25_evaluation.ipynb #ed00c845
 def baseline_orders(
     episode: Episode, # what is traded
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     transaction_cost: float, # fee as a fraction of what is traded
 ) -> np.ndarray: # (steps, 4) shares bought (above zero) or sold (below zero), in the order of BASELINES
     "The orders of the four baselines."
     market = episode.market(timing)
     hold = np.zeros(episode.steps)
     buy_and_hold = np.where(np.arange(episode.steps) == 0, ALL_SHARES, 0.0)
-    best = yardstick(market, episode.starting_cash, transaction_cost).optimum_orders
+    best = benchmark(market, episode.starting_cash, transaction_cost).optimum_orders
     return np.stack([hold, buy_and_hold, greedy_orders(market.fills, market.marks), best], axis=1)
 
 # %% ../../nbs/council/25_evaluation.ipynb #cd1286cc
@@ -98,7 +98,7 @@ class Result:
 # %% ../../nbs/council/25_evaluation.ipynb #9deb114b
 def baselines(
     episode: Episode, # what is traded
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> list[Result]: # in the order of BASELINES
     "What a run of an episode is compared with."
@@ -147,7 +147,7 @@ class Comparison:
 def compare(
     episode: Episode, # what is traded
     council: Council, # who trades
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> Comparison:
     "Let a council trade an episode and put it beside the baselines."

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from stocker.market.core import (
-    ROLES, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, canonical_json, need, package_path,
+    ROLES, Portfolio, Decision, Side, StockerError, TradeAction, Vote, Votes, canonical_json, need, package_path,
     write_atomically)
 from .council import VotedEpisode, order_by_score
 
@@ -70,15 +70,15 @@ class LogisticModerator:
         self,
         votes: Votes, # by role
         portfolio: Portfolio, # what there is to trade with
-    ) -> Ruling:
+    ) -> Decision:
         "Buy or sell everything where the expected move is worth the fee."
         chance = self.probability(votes)
         expected = (2.0 * chance - 1.0) * self.move
         reason = f'A rise over {self.horizon} sessions has a probability of {chance:.0%}, a move of {expected:+.2%}'
         if abs(expected) <= portfolio.transaction_cost:
-            return Ruling(TradeAction(side=Side.HOLD), f'{reason}, less than the fee.')
+            return Decision(TradeAction(side=Side.HOLD), f'{reason}, less than the fee.')
         action = order_by_score(math.copysign(1.0, expected), portfolio, all_in=True)
-        return Ruling(action, f"{reason}{', with nothing to trade' if action.side is Side.HOLD else ''}.")
+        return Decision(action, f"{reason}{', with nothing to trade' if action.side is Side.HOLD else ''}.")
 
 # %% ../../nbs/council/24_moderators.ipynb #92b7e0e9
 PENALTY = 1.0 # weight of the squared trust, against one mean log loss a decision times the episodes

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['HARMLESS', 'TEXT_LENGTH', 'MARK_DIGITS', 'WEEK', 'CANDLES_TOLD', 'LINES_SHOWN', 'POST_LENGTH', 'PEER_ORDER', 'SEATS',
            'VOTE_FORM', 'OUTSIDE_RULE', 'PICTURE_TOLD', 'EXAMPLE', 'CHART_TOLD', 'SAID_LENGTH', 'REASON_LENGTH',
-           'TRADE_PROMPT', 'NO_TRADE', 'QUESTION_FORM', 'outside_line', 'fenced', 'amount', 'change', 'range_told',
-           'mean_close', 'chart_evidence', 'earnings_told', 'season_evidence', 'indicator_evidence', 'days_ago',
-           'lines_told', 'news_evidence', 'forum_evidence', 'world_evidence', 'move_told', 'peer_evidence', 'chart_url',
-           'Seat', 'system_prompt', 'nothing_to_judge', 'question', 'vote_messages', 'role_prompt', 'chart_setting',
-           'vote_of', 'votes_on', 'LanguageSpecialist', 'language_specialists', 'vote_told', 'votes_told',
-           'portfolio_told', 'trade_messages', 'ruling_in', 'ruling_of', 'moderator_from_adapter', 'LanguageModerator',
-           'language_council']
+           'TRADE_PROMPT', 'NO_TRADE', 'QUESTION_FORM', 'outside_line', 'fenced', 'amount', 'change', 'format_range',
+           'mean_close', 'chart_evidence', 'format_earnings', 'season_evidence', 'indicator_evidence', 'days_ago',
+           'format_lines', 'news_evidence', 'forum_evidence', 'world_evidence', 'format_move', 'peer_evidence',
+           'chart_url', 'Seat', 'system_prompt', 'nothing_to_judge', 'question', 'vote_messages', 'role_prompt',
+           'chart_setting', 'vote_of', 'votes_on', 'LanguageSpecialist', 'language_specialists', 'format_vote',
+           'format_votes', 'format_portfolio', 'trade_messages', 'decision_in', 'decision_of', 'moderator_from_adapter',
+           'LanguageModerator', 'language_council']
 
 # %% ../../nbs/llm/35_prompts.ipynb #c8baec04
 import base64
@@ -30,7 +30,7 @@ from ..council.cache import CachedSpecialist, VoteCache
 from ..market.charts import CHART_AVERAGES, CHART_SESSIONS, chart_png
 from ..market.core import (
     ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Portfolio,
-    Ruling, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
+    Decision, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
 from ..council.council import Council, Moderator
 from ..market.episodes import FORUM_DAYS, MACRO_DAYS, NEWS_DAYS
 from ..market.indicators import INDICATORS, shown
@@ -87,7 +87,7 @@ WEEK = 5 # sessions
 CANDLES_TOLD = 5 # sessions told in full
 
 
-def range_told(
+def format_range(
     bars: Sequence[Bar], # oldest first
 ) -> str: # e.g. '60 sessions: high 198.23 12 sessions ago, low 165.28 57 sessions ago'
     "Highest high and lowest low, and how long ago they were; the later one where two are equal."
@@ -117,7 +117,7 @@ def chart_evidence(
     volume, usual = bars[-1].volume, float(np.mean([bar.volume for bar in bars[-20:]]))
     return '\n'.join([
         f"Closes every {WEEK} sessions, oldest first, USD: {' '.join(amount(bar.close) for bar in weekly)}",
-        range_told(bars[-CHART_SESSIONS:]),
+        format_range(bars[-CHART_SESSIONS:]),
         f"Averages of {', '.join(map(str, CHART_AVERAGES))} sessions: "
         + ', '.join(amount(mean_close(bars, sessions)) for sessions in CHART_AVERAGES),
         f"Volume: {amount(volume / usual if usual else None, 1)} times the mean of 20 sessions",
@@ -125,7 +125,7 @@ def chart_evidence(
         *(' '.join(map(amount, bar[1:5])) for bar in bars[-CANDLES_TOLD:])])
 
 # %% ../../nbs/llm/35_prompts.ipynb #3f027a87
-def earnings_told(
+def format_earnings(
     fundamentals: Fundamentals | None, # earnings on record
 ) -> str: # one line
     "The earnings on record."
@@ -148,7 +148,7 @@ def season_evidence(
         f'The next 21 sessions in {season.years} earlier years: mean {change(season.mean_return)}, rose in {risen}',
         f'Last 63 sessions: {change(season.return_63)}; last 252 sessions: {change(season.return_252)}',
         f'Range of 252 sessions: {amount(season.low_252 or None)} to {amount(season.high_252 or None)} USD',
-        earnings_told(fundamentals)])
+        format_earnings(fundamentals)])
 
 # %% ../../nbs/llm/35_prompts.ipynb #d9e16fb7
 def indicator_evidence(
@@ -180,7 +180,7 @@ def days_ago(
 LINES_SHOWN = 5 # headlines, posts or events in one prompt
 
 
-def lines_told(
+def format_lines(
     kind: str, # what they are, e.g. 'headlines'
     days: int, # how far they reach back
     lines: Sequence[str], # oldest first
@@ -197,7 +197,7 @@ def news_evidence(
     observation: MarketObservation, # one day
 ) -> str | Abstention: # lines of text
     "The headlines of the last week."
-    return lines_told('headlines', NEWS_DAYS, [
+    return format_lines('headlines', NEWS_DAYS, [
         f'{days_ago(line.released_at, observation.decided_at)}, {line.kind}: {line.headline}'
         for line in observation.news])
 
@@ -209,7 +209,7 @@ def forum_evidence(
     observation: MarketObservation, # one day
 ) -> str | Abstention: # lines of text
     "The forum posts of the last week, with their scores."
-    return lines_told('forum posts', FORUM_DAYS, [
+    return format_lines('forum posts', FORUM_DAYS, [
         f"{days_ago(post.released_at, observation.decided_at)}, score {post.score}: "
         f"{' / '.join(filter(None, (post.title, post.text)))}" for post in observation.forum], POST_LENGTH)
 
@@ -218,7 +218,7 @@ def world_evidence(
     observation: MarketObservation, # one day
 ) -> str | Abstention: # lines of text
     "The macro events of the last two weeks."
-    return lines_told('events', MACRO_DAYS, [
+    return format_lines('events', MACRO_DAYS, [
         f'{days_ago(event.released_at, observation.decided_at)}, {event.country}, {event.kind}: {event.headline}'
         for event in observation.macro])
 
@@ -226,7 +226,7 @@ def world_evidence(
 PEER_ORDER = ('peer', 'market', 'commodity')
 
 
-def move_told(
+def format_move(
     move: PeerMove, # one listed thing
     date: str, # ISO date of the decision
 ) -> str: # one line
@@ -247,7 +247,7 @@ def peer_evidence(
         return Abstention(reason='no return of any peer, commodity or market is known')
     own = ', '.join(change(own_return(observation.bars, sessions)) for sessions in (1, 5, 20))
     return '\n'.join(['Returns over 1, 5 and 20 sessions:', f'{outside_line(observation.ticker, 20)} itself: {own}',
-                      *(move_told(move, observation.date) for move in moves)])
+                      *(format_move(move, observation.date) for move in moves)])
 
 # %% ../../nbs/llm/35_prompts.ipynb #8e4b6225
 @lru_cache(maxsize=64)
@@ -457,7 +457,7 @@ def language_specialists(
 REASON_LENGTH = 100 # characters of each reason that the moderator sees
 
 
-def vote_told(
+def format_vote(
     role: str, # the seat
     vote: Vote | Abstention, # what it said
 ) -> str: # the seat, its numbers and its reason
@@ -467,15 +467,15 @@ def vote_told(
     return f'{role}: {round(vote.signal, 2) + 0.0:+.2f}, confidence {shown(vote.confidence)}. {reason}'
 
 # %% ../../nbs/llm/35_prompts.ipynb #0a70a3bf
-def votes_told(
+def format_votes(
     votes: Votes, # by role, in any order
 ) -> str: # a fence with one line for each
     "All votes, in the order of ROLES; seats of other names follow in the order of the alphabet."
     seats = sorted(votes, key=lambda role: (ROLES.index(role) if role in ROLES else len(ROLES), role))
-    return fenced((vote_told(role, votes[role]) for role in seats), 3 * REASON_LENGTH)
+    return fenced((format_vote(role, votes[role]) for role in seats), 3 * REASON_LENGTH)
 
 # %% ../../nbs/llm/35_prompts.ipynb #db1d5188
-def portfolio_told(
+def format_portfolio(
     portfolio: Portfolio, # where the run stands
 ) -> str: # lines of text
     "What there is to trade with."
@@ -506,28 +506,28 @@ def trade_messages(
     portfolio: Portfolio, # where the run stands
 ) -> Messages: # a system turn that is always the same, and a user turn
     "What the moderator's model is sent."
-    text = f'{votes_told(votes)}\n{portfolio_told(portfolio)}\nYour order, as one JSON object:'
+    text = f'{format_votes(votes)}\n{format_portfolio(portfolio)}\nYour order, as one JSON object:'
     return [{'role': 'system', 'content': TRADE_PROMPT}, {'role': 'user', 'content': text}]
 
 # %% ../../nbs/llm/35_prompts.ipynb #5632c017
 NO_TRADE = TradeAction(side=Side.HOLD, quantity=0)
 
 
-def ruling_in(
+def decision_in(
     text: str, # what a model said
-) -> Ruling: # no trade where it cannot be read
-    "The ruling in a text."
+) -> Decision: # no trade where it cannot be read
+    "The decision in a text."
     answer = read_trade(text)
-    if isinstance(answer, TradeAnswer): return Ruling(answer.action, answer.rationale, said=text)
-    return Ruling(NO_TRADE, answer.reason, unreadable=True, said=text)
+    if isinstance(answer, TradeAnswer): return Decision(answer.action, answer.rationale, said=text)
+    return Decision(NO_TRADE, answer.reason, unreadable=True, said=text)
 
 # %% ../../nbs/llm/35_prompts.ipynb #746b05ae
-def ruling_of(
+def decision_of(
     reply: Reply, # what the model answered
-) -> Ruling: # no trade where it cannot be read
-    "The ruling in a reply."
-    if not reply.problem: return ruling_in(reply.text)
-    return Ruling(NO_TRADE, f'no whole answer: {reply.problem}', unreadable=True, said=reply.text)
+) -> Decision: # no trade where it cannot be read
+    "The decision in a reply."
+    if not reply.problem: return decision_in(reply.text)
+    return Decision(NO_TRADE, f'no whole answer: {reply.problem}', unreadable=True, said=reply.text)
 
 # %% ../../nbs/llm/35_prompts.ipynb #9c090b2e
 QUESTION_FORM = 'question_form.json' # beside an adapter: the function that asked its questions
@@ -568,15 +568,15 @@ class LanguageModerator:
     def read(
         self,
         reply: Reply, # what the model answered
-    ) -> Ruling: # no trade where it cannot be read
-        "The ruling in a reply."
-        return ruling_of(reply)
+    ) -> Decision: # no trade where it cannot be read
+        "The decision in a reply."
+        return decision_of(reply)
 
     def __call__(
         self,
         votes: Votes, # by role
         portfolio: Portfolio, # where the run stands
-    ) -> Ruling: # the order and its reason
+    ) -> Decision: # the order and its reason
         "The model's order."
         return self.read(self.client.answer(self.messages(votes, portfolio), TRADE_SCHEMA, self.adapter))
 

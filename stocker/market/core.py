@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS_A_YEAR', 'WRITTEN_AS_IS', 'StockerError', 'DataError', 'Side',
-           'Frozen', 'TradeAction', 'Vote', 'Abstention', 'CouncilDecision', 'Ruling', 'Timing', 'as_timing', 'Bar',
+           'Frozen', 'TradeAction', 'Vote', 'Abstention', 'CouncilDecision', 'Decision', 'Timing', 'as_timing', 'Bar',
            'Headline', 'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation',
-           'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_marks',
+           'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp',
            'package_path', 'data_path', 'cache_folder', 'file_stem', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
@@ -113,7 +113,7 @@ class CouncilDecision(Frozen):
 Votes = Mapping[str, Vote | Abstention]
 
 
-class Ruling(NamedTuple):
+class Decision(NamedTuple):
     "What a moderator made of the votes."
 
     action: TradeAction # the order
@@ -325,7 +325,7 @@ def write_json(
         temporary.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 # %% ../../nbs/market/01_core.ipynb #e47038f3
-def file_marks(
+def file_stamp(
     path: str | Path, # a file
 ) -> tuple[int, ...]: # disk, number on it, bytes, and times of the last changes in ns; empty where there is no file
     "What tells a file from those that had its name before."

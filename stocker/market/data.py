@@ -35,7 +35,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from .core import DataError, StockerError, data_path, file_marks, file_stem, need, write_atomically
+from .core import DataError, StockerError, data_path, file_stamp, file_stem, need, write_atomically
 
 # %% ../../nbs/market/02_data.ipynb #d87ada44
 PRICE_COLUMNS: tuple[str, ...] = ('open', 'high', 'low', 'close', 'adj_close', 'volume')
@@ -122,7 +122,7 @@ def load_prices(
 ) -> pd.DataFrame: # a price table of your own: change it freely
     "The prices of one ticker in the data set."
     path = data_path('prices.parquet')
-    tables = price_tables(path, file_marks(path))
+    tables = price_tables(path, file_stamp(path))
     if ticker not in tables:
         remedy = f"choose one of {', '.join(tables)}"
         raise DataError('there are no prices of it', file=path, ticker=ticker, remedy=remedy)

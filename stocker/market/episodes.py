@@ -48,7 +48,7 @@ def session_closes(
 # %% ../../nbs/market/06_episodes.ipynb #e968d5af
 def decision_time(
     session: str, # ISO date of an NYSE session
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> datetime: # New York time
     "When the decision of a session is taken."
     if (close := session_closes(data_path('calendar.parquet')).get(session)) is None:
@@ -212,7 +212,7 @@ def known_rows(
     table: pd.DataFrame, # price table of another symbol
     relation: str, # peer, commodity or market
     session: str, # ISO date of the decision day
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> int: # rows known at the time of decision
     "How many bars of another symbol had ended by the time of decision."
     late = relation == 'commodity' and timing is Timing.CLOSE
@@ -259,7 +259,7 @@ def market_prices(
     prices: pd.DataFrame, # whole history, one row a session
     first: int, # row of the first decision day
     steps: int, # number of decisions
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> Market:
     "Fill and valuation prices: the same day's close, or the next day's open and close."
     opens, closes = (prices[name].to_numpy(dtype=np.float64) for name in ('open', 'close'))
@@ -361,7 +361,7 @@ def episode_from_prices(
 # %% ../../nbs/market/06_episodes.ipynb #6331b37b
 def market_under(
     episode: 'Episode',
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
 ) -> Market:
     "The prices that orders meet under a decision clock."
     return episode_market(episode, as_timing(timing))
@@ -369,7 +369,7 @@ def market_under(
 
 def observations_under(
     episode: 'Episode',
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
 ) -> tuple[MarketObservation, ...]: # (steps,)
     "What was public at each decision."
     return episode_observations(episode, as_timing(timing))
@@ -443,7 +443,7 @@ def check_next_session(
 @lru_cache(maxsize=64)
 def episode_market(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> Market:
     "The prices that an episode's orders meet."
     if timing is Timing.NEXT_OPEN: check_next_session(episode)
@@ -452,7 +452,7 @@ def episode_market(
 # %% ../../nbs/market/06_episodes.ipynb #a6ec1b10
 def observe(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     bars: list[Bar], # sessions up to the decision day
     values: dict[str, float], # indicators of that day; NaN while warming up
 ) -> MarketObservation:
@@ -475,7 +475,7 @@ BAR_SESSIONS = 260
 @lru_cache(maxsize=64)
 def episode_observations(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> tuple[MarketObservation, ...]: # (steps,)
     "All observations of an episode, made in one pass."
     start = max(0, episode.first - BAR_SESSIONS + 1)

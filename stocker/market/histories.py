@@ -28,7 +28,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from .core import (
-    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_marks, file_stem, write_atomically)
+    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_stamp, file_stem, write_atomically)
 from stocker.market.data import (
     ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables, read_price_file,
     sha256_of)
@@ -171,7 +171,7 @@ def stored_histories(
 def packaged_histories() -> Histories: # the same object for the same data set
     "The price histories of the data set."
     path = data_path('prices.parquet')
-    return stored_histories(path, file_marks(path))
+    return stored_histories(path, file_stamp(path))
 
 # %% ../../nbs/market/07_histories.ipynb #ea7ff00c
 def corpus_index(

@@ -32,14 +32,14 @@ import pandas as pd
 
 from ..trading.accounting import fill_batch, max_drawdown
 from stocker.market.core import (
-    Abstention, MarketObservation, Portfolio, Ruling, StockerError, TradeAction, Vote, Votes, as_timing, plain,
+    Abstention, MarketObservation, Portfolio, Decision, StockerError, TradeAction, Vote, Votes, as_timing, plain,
     write_atomically)
 from ..council.council import THRESHOLD, Moderator, Trace, TraceStep, VotedEpisode, read_trace, vote_mean
 from ..trading.env import Run, lay_out
 from ..market.episodes import NEW_YORK, Episode, Market, moment
 from ..council.evaluation import BLUE, CURVES, GREY, ORANGE, Comparison, baselines, headline, trace_result
 from ..llm.prompts import trade_messages
-from ..trading.reward import RewardTerms, RewardWeights, grade, yardstick
+from ..trading.reward import RewardTerms, RewardWeights, grade, benchmark
 from ..studies.tuning import checked_episode, rerun
 from .svg import BOTTOM, INK, LEFT, LINE, MUTED, PAPER, Plane, RIGHT, TOP, WIDTH, box, curve, days, grid, label, picture, plane_for, round_numbers, safe, words
 
@@ -278,7 +278,7 @@ def changed_votes(
 class WhatIf(NamedTuple):
     "What a moderator would have answered, and what would have come of it."
 
-    ruling: Ruling # the order and its reason
+    decision: Decision # the order and its reason
     traded: float # shares bought (above zero) or sold (below zero)
     terms: RewardTerms # the reward of the step and its parts
     total_reward: float # of the whole run, later orders being what they were
@@ -308,8 +308,8 @@ def what_if(
 ) -> WhatIf:
     "Ask the moderator about changed votes and play on with its answer."
     votes = changed_votes(inspection.trace.steps[step].decision.votes, changes)
-    ruling = Ruling(*inspection.moderator(votes, inspection.portfolios[step]))
-    return WhatIf(ruling, *play_instead(inspection, step, ruling.action))
+    decision = Decision(*inspection.moderator(votes, inspection.portfolios[step]))
+    return WhatIf(decision, *play_instead(inspection, step, decision.action))
 
 # %% ../../nbs/pages/62_report.ipynb #b1c476b0
 def alternatives(
@@ -321,10 +321,10 @@ def alternatives(
     played, answers = {}, {}
     for role, change in [(role, change) for role, vote in recorded.items() if isinstance(vote, Vote)
                          for change in CHANGES[1:]]:
-        ruling = Ruling(*inspection.moderator(changed_votes(recorded, {role: change}), portfolio))
-        order = ruling.action.side, ruling.action.quantity
-        if order not in played: played[order] = play_instead(inspection, step, ruling.action)
-        answers.setdefault(role, {})[change] = WhatIf(ruling, *played[order])
+        decision = Decision(*inspection.moderator(changed_votes(recorded, {role: change}), portfolio))
+        order = decision.action.side, decision.action.quantity
+        if order not in played: played[order] = play_instead(inspection, step, decision.action)
+        answers.setdefault(role, {})[change] = WhatIf(decision, *played[order])
     return answers
 
 # %% ../../nbs/pages/62_report.ipynb #7d119b1e
@@ -523,7 +523,7 @@ def difference(
     base: WhatIf, # and of the votes as they were
 ) -> str: # HTML
     "An answer and how its rewards differ."
-    return (f'<b>{order_words(answer.ruling.action)}</b>, reward {answer.terms.reward:+.4f} '
+    return (f'<b>{order_words(answer.decision.action)}</b>, reward {answer.terms.reward:+.4f} '
             f'({answer.terms.reward - base.terms.reward:+.4f}), whole run {answer.total_reward:+.3f} '
             f'({answer.total_reward - base.total_reward:+.3f})')
 
@@ -536,7 +536,7 @@ def alternative_notes(
     base = what_if(inspection, step, {})
     return {role: ''.join(
         f'<p class="note">{change}: '
-        + ('no change' if answer.ruling.action == base.ruling.action else difference(answer, base)) + '</p>'
+        + ('no change' if answer.decision.action == base.decision.action else difference(answer, base)) + '</p>'
         for change, answer in answers.items()) for role, answers in alternatives(inspection, step).items()}
 
 # %% ../../nbs/pages/62_report.ipynb #d167aa48
@@ -558,9 +558,9 @@ def answer_html(
     base, answer = what_if(inspection, step, {}), what_if(inspection, step, active)
     told = ', '.join(f'{words(role)} {change}' for role, change in active.items())
     return (f'<div class="answer"><h3>What if: {told}</h3><p>{asker(inspection.moderator)} would answer '
-            f'{difference(answer, base)}. As voted it answers <b>{order_words(base.ruling.action)}</b>, '
+            f'{difference(answer, base)}. As voted it answers <b>{order_words(base.decision.action)}</b>, '
             f'reward {base.terms.reward:+.4f}, whole run {base.total_reward:+.3f}.</p>'
-            f'{outside(answer.ruling.rationale)}</div>')
+            f'{outside(answer.decision.rationale)}</div>')
 
 # %% ../../nbs/pages/62_report.ipynb #f1317cb5
 def standing_html(
@@ -1103,7 +1103,7 @@ def council_worths(
         wanted = orders_by_score(scores[t], cash, shares, float(market.closes[t]), fee)
         cash, shares, traded = fill_batch(cash, shares, wanted, price, fee)
         value[t], invalid[t] = cash + shares * mark, (wanted != 0) & (traded == 0)
-    measure = yardstick(market, episode.starting_cash, fee)
+    measure = benchmark(market, episode.starting_cash, fee)
     drawdown = max_drawdown(value, episode.starting_cash)[-1]
     reward = grade(value, invalid, drawdown, measure, episode.starting_cash, weights).reward
     return reward.sum(axis=0), value[-1] / episode.starting_cash - 1.0

@@ -69,7 +69,7 @@ class StockerObservation(Observation):
 
     episode_id: str # name of this run of an episode, as asked for or made up
     task: str # name of the episode
-    timing: Literal['close', 'next_open'] # the decision clock
+    timing: Literal['close', 'next_open'] # the decision timing
     step: int # decisions taken so far
     steps: int # decisions in the whole episode
     cash: float # USD
@@ -99,7 +99,7 @@ class StockerState(State):
     "Where a run stands; `episode_id` and `step_count` are OpenEnv's own."
 
     task: str | None = None # name of the episode; null before the first reset
-    timing: Literal['close', 'next_open'] = 'close' # the decision clock
+    timing: Literal['close', 'next_open'] = 'close' # the decision timing
     steps: int = 0 # decisions in the whole episode
     done: bool = False # whether the last decision has been taken
     cash: float = 0.0 # USD

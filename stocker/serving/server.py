@@ -186,7 +186,7 @@ class RewardRubric(PlainRubric):
 @lru_cache(maxsize=KEPT_EPISODES)
 def public_parts(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> tuple[dict[str, Any], ...]: # one for each decision
     "What was public at each decision, as it goes over the wire."
     parts = []
@@ -199,7 +199,7 @@ def public_parts(
 @lru_cache(maxsize=KEPT_EPISODES)
 def kept_course(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> Course:
     "The fixed part of the runs of an episode, laid out once."

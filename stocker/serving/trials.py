@@ -35,8 +35,8 @@ from ..market.core import SIDES, StockerError, Timing, write_atomically
 from ..council.council import rule_council
 from ..market.episodes import TASKS, Episode, load_task
 from ..training.pocket import pocket_messages
-from ..llm.prompts import NO_TRADE, ruling_in
-from ..trading.reward import RewardWeights, yardstick
+from ..llm.prompts import NO_TRADE, decision_in
+from ..trading.reward import RewardWeights, benchmark
 from .limits import Limits
 from .server import Environment, StockerEnvironment, create_app, http_answer, listen, make_server
 
@@ -141,12 +141,12 @@ ORACLE_TOLERANCE, FLOOR_MARGIN = 0.1, 0.5  # as openenv.yaml declares them
 
 def oracle_orders(
     task: str, # name of a task
-    timing: str = 'close', # the decision clock
+    timing: str = 'close', # the decision timing
     weights: RewardWeights = RewardWeights(), # for the transaction cost
 ) -> list[Order]:
     "The orders of the optimum."
     episode = load_task(task)
-    best = yardstick(episode.market(timing), episode.starting_cash, weights.transaction_cost).optimum_orders.tolist()
+    best = benchmark(episode.market(timing), episode.starting_cash, weights.transaction_cost).optimum_orders.tolist()
     return [('buy' if count > 0 else 'sell' if count < 0 else 'hold', abs(int(count))) for count in best]
 
 # %% ../../nbs/serving/74_trials.ipynb #15c546dd
@@ -219,7 +219,7 @@ def other_future(
 def seen_until(
     episode: Episode, # an episode
     step: int, # the last decision to look at
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> list[dict[str, Any]]: # observations without the rewards of hindsight, and states
     "All that a client is shown up to a decision."
     environment = StockerEnvironment(episodes=[episode])
@@ -512,7 +512,7 @@ class ServedDecision:
         self,
         task: str, # name of a task
         before: Sequence[Mapping[str, Any]] = (), # orders up to the decision, each with side and quantity
-        timing: str = 'next_open', # the decision clock
+        timing: str = 'next_open', # the decision timing
         **columns, # of the data set; not used
     ) -> str: # what the model is asked
         "Go to the decision; every answer of a group comes to the same one."
@@ -531,11 +531,11 @@ def served_rewards(
     "Send each answer as an order; one that cannot be read earns -1 a day."
     rewards = []
     for said, environment in zip(completions, environments, strict=True):
-        ruling = ruling_in(said if isinstance(said, str) else said[-1]['content'])
-        if ruling.unreadable:
+        decision = decision_in(said if isinstance(said, str) else said[-1]['content'])
+        if decision.unreadable:
             rewards.append(-float(environment.days))
             continue
-        answers = [environment.client.step(ruling.action)]
+        answers = [environment.client.step(decision.action)]
         while len(answers) < environment.days and not answers[-1].done:
             answers.append(environment.client.step(NO_TRADE))
         rewards.append(sum(answer.reward for answer in answers))

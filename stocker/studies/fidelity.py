@@ -33,8 +33,8 @@ from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, write_a
 from ..council.council import VotedEpisode, vote_mean, vote_mean_all_in
 from ..council.evaluation import BLUE, GREY, NO_DEVIATION, ORANGE
 from ..trading.reward import (
-    RewardWeights, inflation_growth, reward_terms, trajectory_bonus, yardstick)
-from .statistics import OrderMaker, Policy, best_orders, buy_at_once, play_policies
+    RewardWeights, inflation_growth, reward_terms, trajectory_bonus, benchmark)
+from .statistics import OrderMaker, Policy, best_orders, buy_and_hold_orders, play_policies
 
 if TYPE_CHECKING: # drawing loads when it is used
     from matplotlib.figure import Figure
@@ -144,7 +144,7 @@ def ideal_orders(
     voted: VotedEpisode, # what is traded
     weights: RewardWeights, # not looked at
 ) -> np.ndarray: # (steps,) all in or all out
-    "Long before every rise: the reward's yardstick."
+    "Long before every rise: the reward's benchmark."
     market = voted.episode.market(voted.timing)
     return greedy_orders(market.fills, market.marks)
 
@@ -187,7 +187,7 @@ def reference_policies(
     "The whole bank: canaries, rules, chance, votes and hindsight."
     chance = {f'random {share:.0%}, {seed}': random_blocks(share, seed)
               for share in (0.25, 0.5, 0.75) for seed in (1, 2)}
-    plain = {'buy and hold': OrderMaker(buy_at_once), 'half invested': OrderMaker(buy_half),
+    plain = {'buy and hold': OrderMaker(buy_and_hold_orders), 'half invested': OrderMaker(buy_half),
              'gradual': OrderMaker(buy_gradually)}
     council = {'vote mean': vote_mean, 'vote mean, all in': vote_mean_all_in} if votes else {}
     return {**CANARIES, **plain, **price_rules(), **chance, **council, **HINDSIGHT}
@@ -202,7 +202,7 @@ def total_rewards(
     "The total reward of every run under every setting."
     episode, cells = voted.episode, np.array([astuple(setting) for setting in settings]).T[:, :, None, None]
     weights = SimpleNamespace(**dict(zip(RewardWeights.__dataclass_fields__, cells)))
-    measure = yardstick(episode.market(voted.timing), episode.starting_cash, settings[0].transaction_cost)
+    measure = benchmark(episode.market(voted.timing), episode.starting_cash, settings[0].transaction_cost)
     growth = inflation_growth(weights.annual_inflation[:, :, 0], episode.steps)[:, :, None]
     fall, bonus = max_drawdown(values, episode.starting_cash)[-1], np.zeros(values.shape)
     bonus[-1] = trajectory_bonus(values[-1], float(measure.buy_and_hold[-1]), fall)
@@ -374,7 +374,7 @@ def overfitting_probability(
 class Fidelity:
     "How well rewards foretell held-out results."
 
-    table: pd.DataFrame # one row a setting, and two yardsticks for each fee
+    table: pd.DataFrame # one row a setting, and two benchmarks for each fee
     taus: np.ndarray # (rows, splits) Kendall's tau of every split
     sharpe: pd.DataFrame # (policies, fees) over all of history
 

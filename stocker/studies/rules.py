@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Rule', 'RULES', 'RESULT_COLUMNS', 'momentum', 'moving_average_cross', 'mean_reversion', 'window_places',
-           'side_by_side', 'side_market', 'orders_of', 'trade_side_by_side', 'side_yardstick', 'play_side_by_side',
+           'side_by_side', 'side_market', 'orders_of', 'trade_side_by_side', 'side_benchmark', 'play_side_by_side',
            'upper_limit', 'play_rules', 'episode_steps', 'corpus_baselines', 'grouped_error', 'baseline_table',
            'difficulty', 'balanced_weights', 'easy_first', 'sample_episodes']
 
@@ -19,7 +19,7 @@ from ..market.core import StockerError, Timing, as_timing, data_path
 from ..trading.env import Batch
 from ..market.episodes import STARTING_CASH, Market
 from ..trading.reward import (
-    LEAST_SCALE, RewardWeights, Yardstick, inflation_growth, reward_terms, trajectory_bonus)
+    LEAST_SCALE, RewardWeights, Benchmark, inflation_growth, reward_terms, trajectory_bonus)
 from ..market.histories import Corpus, Histories, SPLITS, exchange_days
 
 # %% ../../nbs/studies/41_rules.ipynb #c4134bab
@@ -89,7 +89,7 @@ def side_market(
     index: pd.DataFrame, # rows of the index of a corpus
     histories: Histories, # price tables it was made of
     steps: int, # decisions in each episode
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> Market: # arrays (steps, episodes)
     "Fill, valuation and last known prices of many episodes."
     def column(name: str, later: int) -> np.ndarray:
@@ -122,21 +122,21 @@ def trade_side_by_side(
     return traded, value
 
 # %% ../../nbs/studies/41_rules.ipynb #5c0e6f28
-def side_yardstick(
+def side_benchmark(
     market: Market, # arrays (steps, episodes)
     transaction_cost: float, # fee as a fraction of what is traded
-) -> Yardstick: # arrays (steps, episodes); scale (episodes,)
+) -> Benchmark: # arrays (steps, episodes); scale (episodes,)
     "What the runs of many episodes are compared with."
     rising = np.concatenate([market.fills[1:], market.marks[-1:]]) > market.fills
     _, greedy = trade_side_by_side(market, orders_of(rising), transaction_cost)
     _, kept = trade_side_by_side(market, orders_of(np.ones_like(rising)), transaction_cost)
     ideal = greedy / STARTING_CASH - 1.0
     scale = np.maximum(LEAST_SCALE, 0.5 * np.abs(ideal[-1]))
-    return Yardstick(market, STARTING_CASH, transaction_cost, ideal, kept, scale)
+    return Benchmark(market, STARTING_CASH, transaction_cost, ideal, kept, scale)
 
 # %% ../../nbs/studies/41_rules.ipynb #f6c5b887
 def play_side_by_side(
-    measure: Yardstick, # from `side_yardstick`, for the fee of the weights
+    measure: Benchmark, # from `side_benchmark`, for the fee of the weights
     wanted: np.ndarray, # (steps, episodes) shares to buy (above zero) or sell (below zero)
     weights: RewardWeights, # what the reward is made of
 ) -> Batch: # one column an episode
@@ -173,12 +173,12 @@ def play_rules(
     index: pd.DataFrame, # rows of the index of a corpus, all of the same number of steps
     histories: Histories, # price tables it was made of
     steps: int, # decisions in each episode
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> pd.DataFrame: # the index beside RESULT_COLUMNS and `limit`, one row for each episode and policy
     "Every rule and the ideal on episodes of one length."
     market = side_market(index, histories, steps, timing)
-    measure = side_yardstick(market, weights.transaction_cost)
+    measure = side_benchmark(market, weights.transaction_cost)
     wishes = {name: side_by_side(index, histories, steps, lambda prices, rule=rule: rule(prices['close']))
               for name, rule in RULES.items()}
     wishes['ideal'] = np.concatenate([market.fills[1:], market.marks[-1:]]) > market.fills
@@ -203,7 +203,7 @@ def episode_steps(
 # %% ../../nbs/studies/41_rules.ipynb #8c599bf1
 def corpus_baselines(
     corpus: Corpus, # the episodes
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> pd.DataFrame: # the index beside RESULT_COLUMNS and `limit`, one row for each episode and policy
     "Every rule and the ideal on every episode."

@@ -38,7 +38,7 @@ from ..trading.env import Run, StockerEnv, lay_out
 from ..market.episodes import TASKS, Episode, Market, load_task
 from ..council.evaluation import write_picture
 from ..trading.reward import (
-    LEAST_SCALE, RewardTerms, RewardWeights, inflation_growth, reward_terms, trajectory_bonus, yardstick)
+    LEAST_SCALE, RewardTerms, RewardWeights, inflation_growth, reward_terms, trajectory_bonus, benchmark)
 
 if TYPE_CHECKING: # drawing loads when it is used
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def check_length(
 @lru_cache(maxsize=64)
 def observation_digests(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> tuple[str, ...]: # (steps,)
     "A digest of what was public at each decision."
     return tuple(map(observation_digest, episode.observations(timing)))
@@ -398,7 +398,7 @@ def buy_and_hold_end(
 
 # %% ../../nbs/studies/44_tuning.ipynb #fe8ee246
 class Played(NamedTuple):
-    "A run and its yardsticks under several fees."
+    "A run and its benchmarks under several fees."
 
     pnl_pct: np.ndarray # (steps, fees) profit of the run, as a fraction of the starting cash
     ideal_pnl_pct: np.ndarray # (steps, fees) profit of greedy hindsight
@@ -413,7 +413,7 @@ def play_fees(
     scene: Scene, # orders, prices and cash
     fees: np.ndarray, # (fees,) as fractions of what is traded
 ) -> Played:
-    "Simulate the recorded orders and their yardsticks under each fee."
+    "Simulate the recorded orders and their benchmarks under each fee."
     start, invalid = scene.starting_cash, np.repeat(scene.is_order[:, None], len(fees), axis=1)
     value, traded = play_orders(scene.orders, scene, fees)
     ideal = play_orders(scene.ideal_orders, scene, fees)[0]
@@ -567,7 +567,7 @@ def group_rewards(
     "The reward of each order from each start, summed over the horizon."
     value, invalid = try_orders(trace, weights.transaction_cost, horizon, episode, orders)
     starts = value.shape[1]
-    measure = yardstick(episode.market(trace.timing), episode.starting_cash, weights.transaction_cost)
+    measure = benchmark(episode.market(trace.timing), episode.starting_cash, weights.transaction_cost)
     growth, total = inflation_growth(weights.annual_inflation, episode.steps), np.zeros(invalid.shape)
     for ahead in range(horizon):
         at = slice(ahead, ahead + starts)

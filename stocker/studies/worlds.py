@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..market.core import (
-    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, Timing, TradeAction, Vote, Votes, as_timing, data_path)
+    ROLES, Abstention, Portfolio, Decision, Side, StockerError, Timing, TradeAction, Vote, Votes, as_timing, data_path)
 from ..council.council import Moderator, VotedEpisode, order_by_score
 from ..market.episodes import WARM_UP_SESSIONS, Episode, Market, session_closes
 
@@ -147,7 +147,7 @@ def control_world(
     steps: int, # decisions in each
     apart: str, # the role that does not hear the rumour
     accuracy: float, # how often that role is right; 0.5 for a coin
-    timing: str | Timing, # the decision clock
+    timing: str | Timing, # the decision timing
     volatility: float, # standard deviation of a session's log return
     herd: float, # how often each other role repeats the rumour
 ) -> World: # with the role as the informed one
@@ -168,7 +168,7 @@ def planted_world(
     episodes: int = 32, # how many
     steps: int = 40, # decisions in each
     informed: str = 'news', # the role that knows where the price goes
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
     accuracy: float = 0.97, # how often it is right; 0.5 for a coin
     volatility: float = 0.02, # standard deviation of a session's log return
     herd: float = 0.9, # how often each other role repeats a rumour
@@ -182,7 +182,7 @@ def placebo_world(
     episodes: int = 32, # how many
     steps: int = 40, # decisions in each
     apart: str = 'news', # the role that does not hear the rumour, and knows no more than the others
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
     volatility: float = 0.02, # standard deviation of a session's log return
     herd: float = 0.9, # how often each other role repeats a rumour
 ) -> World:
@@ -195,11 +195,11 @@ def follow(
     role: str, # whose vote counts
 ) -> Moderator:
     "A moderator that trades with all it has on the side of one role."
-    def moderator(votes: Votes, portfolio: Portfolio) -> Ruling:
+    def moderator(votes: Votes, portfolio: Portfolio) -> Decision:
         "Trade on one vote."
         if not isinstance(vote := votes.get(role), Vote):
-            return Ruling(TradeAction(side=Side.HOLD, quantity=0), f'The seat {role} is silent.')
-        return Ruling(order_by_score(vote.signal, portfolio, all_in=True), f'The seat {role} says {vote.signal:+.2f}.')
+            return Decision(TradeAction(side=Side.HOLD, quantity=0), f'The seat {role} is silent.')
+        return Decision(order_by_score(vote.signal, portfolio, all_in=True), f'The seat {role} says {vote.signal:+.2f}.')
     return moderator
 
 # %% ../../nbs/studies/43_worlds.ipynb #3d7072b8

@@ -30,7 +30,7 @@ from ..market.data import (
 from stocker.market.episodes import (
     COMMODITIES, MARKET, PEERS, TASKS, Episode, chart_jobs, chart_path, iso_day, load_task, session_closes,
     task_episode)
-from .reward import RewardWeights, yardstick
+from .reward import RewardWeights, benchmark
 
 # %% ../../nbs/trading/15_dataset.ipynb #ae541542
 TABLES: dict[str, tuple[str, dict[str, str]]] = { # table -> what it is, and each column with its meaning
@@ -161,11 +161,11 @@ def decisions(
 # %% ../../nbs/trading/15_dataset.ipynb #71da79b1
 def ideal_table(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> pd.DataFrame: # the columns of the table `ideal`
     "What hindsight would have done in an episode."
     market = episode.market(timing)
-    measure = yardstick(market, episode.starting_cash, RewardWeights().transaction_cost)
+    measure = benchmark(market, episode.starting_cash, RewardWeights().transaction_cost)
     return pd.DataFrame({
         'task': episode.name, 'timing': timing.value, 'step': np.arange(episode.steps),
         'date': pd.DatetimeIndex(episode.dates).as_unit('us'), 'fill': market.fills, 'mark': market.marks,

@@ -23,7 +23,7 @@ from ..market.core import (
     SIDE_CODES, SIDES, MarketObservation, Portfolio, StockerError, Timing, TradeAction, as_timing)
 from ..market.episodes import FEATURES, TASKS, Episode, load_task
 from .reward import (
-    RewardTerms, RewardWeights, inflation_growth, reward_terms, trajectory_bonus, yardstick)
+    RewardTerms, RewardWeights, inflation_growth, reward_terms, trajectory_bonus, benchmark)
 
 # %% ../../nbs/trading/14_env.ipynb #ade2a11f
 def read_order(
@@ -75,12 +75,12 @@ class Course:
 # %% ../../nbs/trading/14_env.ipynb #8b3472e5
 def lay_out(
     episode: Episode,
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> Course:
     "The fixed part of the runs of an episode."
     market = episode.market(timing)
-    measure = yardstick(market, episode.starting_cash, weights.transaction_cost)
+    measure = benchmark(market, episode.starting_cash, weights.transaction_cost)
     return Course(
         market.fills.tolist(), market.marks.tolist(), [*market.closes.tolist(), float(market.marks[-1])],
         measure.ideal_pnl_pct.tolist(), inflation_growth(weights.annual_inflation, episode.steps).tolist(),
@@ -283,7 +283,7 @@ class StockerEnv(gymnasium.Env):
     def __init__(
         self,
         task: str | Episode | Sequence[Episode] = 'task_easy', # a task's name, 'all', an episode, or several
-        timing: str | Timing = Timing.CLOSE, # the decision clock
+        timing: str | Timing = Timing.CLOSE, # the decision timing
         weights: RewardWeights = RewardWeights(), # what the reward is made of
     ):
         self.episodes, self.timing, self.weights = as_episodes(task), as_timing(timing), weights
@@ -388,7 +388,7 @@ def simulate_rewards(
     episode: Episode,
     sides: np.ndarray, # (steps, runs) hold 0, buy 1, sell 2
     quantities: np.ndarray, # (steps, runs) whole shares
-    timing: str | Timing = Timing.CLOSE, # the decision clock
+    timing: str | Timing = Timing.CLOSE, # the decision timing
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> Batch:
     "Play many action sequences through an episode; rewards equal the environment's exactly."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Numbers', 'LEAST_SCALE', 'BONUS_LIMIT', 'FREE_DRAWDOWN', 'RewardWeights', 'inflation_growth', 'bounded',
-           'ideal_scale', 'RewardTerms', 'reward_terms', 'trajectory_bonus', 'Yardstick', 'value_of', 'yardstick',
+           'ideal_scale', 'RewardTerms', 'reward_terms', 'trajectory_bonus', 'Benchmark', 'value_of', 'benchmark',
            'grade']
 
 # %% ../../nbs/trading/12_reward.ipynb #30f207f1
@@ -112,7 +112,7 @@ def trajectory_bonus(
 
 # %% ../../nbs/trading/12_reward.ipynb #9047e502
 @dataclass(frozen=True, eq=False)
-class Yardstick:
+class Benchmark:
     "What runs of one market are compared with, as profit in fractions of the starting cash."
 
     market: Market # fill and valuation prices
@@ -145,24 +145,24 @@ def value_of(
 
 
 @lru_cache(maxsize=1024)
-def yardstick(
+def benchmark(
     market: Market, # fill and valuation prices
     starting_cash: float, # USD
     transaction_cost: float, # fee as a fraction of what is traded
-) -> Yardstick:
+) -> Benchmark:
     "What the runs of one market are compared with."
     buy_all = np.where(np.arange(len(market.fills)) == 0, ALL_SHARES, 0.0)
     orders = np.stack([greedy_orders(market.fills, market.marks), buy_all], axis=1)
     greedy, buy_and_hold = value_of(orders, market, starting_cash, transaction_cost).T
     ideal = greedy / starting_cash - 1.0
-    return Yardstick(market, starting_cash, transaction_cost, ideal, buy_and_hold, ideal_scale(float(ideal[-1])))
+    return Benchmark(market, starting_cash, transaction_cost, ideal, buy_and_hold, ideal_scale(float(ideal[-1])))
 
 # %% ../../nbs/trading/12_reward.ipynb #23095183
 def grade(
     value: np.ndarray, # (steps,) or (steps, runs) portfolio value after each decision, USD
     invalid: np.ndarray, # the same shape: orders that could not trade
     drawdown: np.ndarray, # (runs,) or a number: the worst fall of each run, as a fraction
-    measure: Yardstick, # what the runs are compared with
+    measure: Benchmark, # what the runs are compared with
     starting_cash: float, # USD
     weights: RewardWeights, # what the reward is made of
 ) -> RewardTerms: # arrays of the shape of `value`

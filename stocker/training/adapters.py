@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..market.core import Portfolio, Ruling, StockerError, Votes, need, write_atomically, write_json
+from ..market.core import Portfolio, Decision, StockerError, Votes, need, write_atomically, write_json
 from ..llm.models import adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client
 from ..llm.smollm2 import smollm2_client
 from .pocket import ModelModerator, Question, Student, load_pocket, pocket_messages, tokenized
@@ -40,10 +40,10 @@ def brief_messages(
 
 # %% ../../nbs/training/54_adapters.ipynb #29176e50
 def brief_answer(
-    ruling: Ruling, # an order and its reason
+    decision: Decision, # an order and its reason
 ) -> str: # JSON
     "An order without its reason."
-    return json.dumps({'side': ruling.action.side.value, 'quantity': ruling.action.quantity})
+    return json.dumps({'side': decision.action.side.value, 'quantity': decision.action.quantity})
 
 # %% ../../nbs/training/54_adapters.ipynb #f289805c
 def load_student(

@@ -7,7 +7,7 @@ __all__ = ['LARGE_SETTINGS', 'POCKET_SETTINGS', 'Chances', 'CURRICULA', 'SCORES'
            'grpo_settings', 'prompt_rows', 'check_lengths', 'Questions', 'question_dataset', 'voted_difficulty',
            'voted_regimes', 'curriculum_chances', 'check_finite', 'Alarms', 'in_trouble', 'look', 'mean_reward',
            'callback', 'watch', 'rounds', 'trainer_answers', 'EpisodeRollout', 'make_trainer', 'data_record',
-           'data_words', 'model_card', 'lesson_rows', 'imitate', 'warm_start', 'last_checkpoint', 'readable',
+           'data_words', 'model_card', 'demonstration_rows', 'imitate', 'warm_start', 'last_checkpoint', 'readable',
            'earlier_scores', 'keep_best', 'run_record', 'Trained', 'check_apart', 'run_rounds', 'train']
 
 # %% ../../nbs/training/55_grpo.ipynb #2f99f9e4
@@ -30,16 +30,16 @@ import pandas as pd
 
 from .adapters import (
     ADAPTER, check_forward, check_packages, load_student, load_weights, lora_settings, precision, save_trained)
-from ..market.core import Ruling, StockerError, digest, write_json
+from ..market.core import Decision, StockerError, digest, write_json
 from ..market.histories import regimes
 from ..studies.rules import balanced_weights, easy_first
 from ..council.council import VotedEpisode, vote_mean
-from .credit import CreditReward, RuleAll, Start, mixed_starts, play_all, questions_at, rest_of_episode
+from .credit import CreditReward, DecideBatch, Start, mixed_starts, play_all, questions_at, rest_of_episode
 from ..trading.env import Run
 from ..llm.client import Messages
 from ..llm.models import text_tokenizer
 from .pocket import MessagesOf, ModelModerator, Question, Student, pocket_messages, tokenized
-from ..llm.prompts import ruling_in
+from ..llm.prompts import decision_in
 from ..trading.reward import RewardWeights
 from ..studies.statistics import BASELINE_POLICIES, evaluate
 
@@ -82,7 +82,7 @@ POCKET_SETTINGS: dict[str, Any] = {
 
 def grpo_settings(
     out: str | Path, # folder for checkpoints and logs
-    longest_answer: int = 128, # tokens
+    max_new_tokens: int = 128, # tokens
     seed: int = 0, # of the adapter's first weights, the order of questions, and the answers drawn
     **changes: Any, # fields of `trl.GRPOConfig` that differ from `LARGE_SETTINGS`
 ) -> 'GRPOConfig':
@@ -94,7 +94,7 @@ def grpo_settings(
     from trl import GRPOConfig
     board = ['tensorboard'] if importlib.util.find_spec('tensorboard') else []
     fixed = {'output_dir': str(out), 'seed': seed, 'shuffle_dataset': False, # `Questions` shuffles
-             'max_completion_length': longest_answer, 'report_to': board,
+             'max_completion_length': max_new_tokens, 'report_to': board,
              'logging_steps': 5, 'save_strategy': 'epoch', 'beta': 0.0, **precision()}
     return GRPOConfig(**{**fixed, **settings})
 
@@ -157,7 +157,7 @@ class Questions:
         rng = np.random.default_rng([self.seed, number])
         with torch.random.fork_rng():
             torch.manual_seed(int(rng.integers(2**31)))
-            starts = mixed_starts(self.voted, partial(moderator.rule_all, temperature=1.0), self.count, rng,
+            starts = mixed_starts(self.voted, partial(moderator.decide_batch, temperature=1.0), self.count, rng,
                                   self.weights, self.policy_episodes, self.chances and self.chances(progress))
         self.rows = prompt_rows(self.voted, starts, self.student.messages, self.weights, self.carried)
         check_lengths(self.rows, self.student.tokenizer, self.student.longest_prompt)
@@ -244,7 +244,7 @@ def in_trouble(
             (log.get('frac_reward_zero_std') or 0) > alarms.most_equal,
             'the answers no longer differ (entropy): lower learning_rate or raise temperature':
             entropy is not None and entropy < alarms.least_entropy,
-            'the answers run to the limit: raise longest_answer, or check the end-of-turn token':
+            'the answers run to the limit: raise max_new_tokens, or check the end-of-turn token':
             (log.get('completions/clipped_ratio') or 0) > alarms.most_clipped}
 
 # %% ../../nbs/training/55_grpo.ipynb #746b636d
@@ -265,11 +265,11 @@ def look(
 # %% ../../nbs/training/55_grpo.ipynb #6226d95b
 def mean_reward(
     voted: Sequence[VotedEpisode], # what is traded
-    rule_all: RuleAll, # who decides
+    decide_batch: DecideBatch, # who decides
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> float: # mean over episodes of the total reward
     "How well a moderator does."
-    return float(np.mean([run.total_reward for run in play_all(voted, rule_all, weights)]))
+    return float(np.mean([run.total_reward for run in play_all(voted, decide_batch, weights)]))
 
 # %% ../../nbs/training/55_grpo.ipynb #c972ff14
 def callback(
@@ -309,7 +309,7 @@ def rounds(
 
     def on_epoch_end(args: Any, state: Any, control: Any, **_: Any) -> None:
         "Score the model."
-        scores[state.global_step] = mean_reward(validation, moderator.rule_all, questions.weights)
+        scores[state.global_step] = mean_reward(validation, moderator.decide_batch, questions.weights)
         write_json(Path(args.output_dir)/SCORES, {str(step): score for step, score in scores.items()})
     return callback(on_epoch_begin=on_epoch_begin, on_epoch_end=on_epoch_end)
 
@@ -338,10 +338,10 @@ class EpisodeRollout:
         trainer: 'GRPOTrainer', # whose model answers
     ) -> dict[str, list | None]: # what TRL asks for, and the column `rest`
         "Answers to questions, and what the rest of each episode earned."
-        def ask(questions: Sequence[Question]) -> list[Ruling]:
-            "The rulings of the model that is trained."
+        def ask(questions: Sequence[Question]) -> list[Decision]:
+            "The decisions of the model that is trained."
             asked = [list(self.messages(*question)) for question in questions]
-            return [ruling_in(text) for text in trainer_answers(trainer, asked)['texts']]
+            return [decision_in(text) for text in trainer_answers(trainer, asked)['texts']]
         said = trainer_answers(trainer, prompts)
         starts = [Start(*prompt[-1]['state']) for prompt in prompts]
         return {**said, 'rest': rest_of_episode(self.reward, starts, said['texts'], ask)}
@@ -396,7 +396,7 @@ def model_card(
     record: Mapping[str, Any], # of a run
 ) -> str: # markdown
     "The card of an adapter."
-    warm = f"after a warm start with {record['lessons']} answers of the vote mean, " if record['lessons'] else ''
+    warm = f"after a warm start with {record['demonstrations']} answers of the vote mean, " if record['demonstrations'] else ''
     scores = '\n'.join(f'| {step} | {score:+.3f} |' for step, score in record['scores'].items())
     ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
     return f"""---
@@ -423,9 +423,9 @@ Mean total reward on the validation episodes, by step; step {record['best_step']
 """
 
 # %% ../../nbs/training/55_grpo.ipynb #84afa28b
-def lesson_rows(
+def demonstration_rows(
     voted: Sequence[VotedEpisode], # training episodes
-    count: int, # lessons wanted
+    count: int, # demonstrations wanted
     student: Student, # who is taught: how it is asked, and how it speaks
     seed: int = 0, # of the states
 ) -> list[dict[str, list[dict[str, str]]]]: # prompt and completion, each a conversation
@@ -439,11 +439,11 @@ def lesson_rows(
 def imitate(
     model: Any, # a `PeftModel` of the student; its adapter is changed
     student: Student, # who is taught
-    rows: Sequence[Mapping[str, Any]], # from `lesson_rows`
+    rows: Sequence[Mapping[str, Any]], # from `demonstration_rows`
     seed: int = 0, # of the order
     **changes: Any, # fields of `trl.SFTConfig`
 ) -> list[float]: # loss of each step, nats a token
-    "Teach a model to answer like its lessons."
+    "Teach a model to answer like its demonstrations."
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
@@ -468,15 +468,15 @@ def warm_start(
     model: Any, # a `PeftModel` of the student; its adapter is changed
     student: Student, # who is taught
     voted: Sequence[VotedEpisode], # training episodes
-    lessons: int, # how many
+    demonstrations: int, # how many
     folder: Path, # for the adapter; is made
-    seed: int = 0, # of the lessons
+    seed: int = 0, # of the demonstrations
     resume: bool = False, # take the adapter that is there
 ) -> None:
     "Imitate the vote mean, and write down the adapter as it is then."
     if not (resume and folder.is_dir()):
-        losses = imitate(model, student, lesson_rows(voted, lessons, student, seed), seed)
-        card = f'# A warm start for `{student.name}`\n\n{lessons} answers of the vote mean, loss {losses[-1]:.3f}.\n'
+        losses = imitate(model, student, demonstration_rows(voted, demonstrations, student, seed), seed)
+        card = f'# A warm start for `{student.name}`\n\n{demonstrations} answers of the vote mean, loss {losses[-1]:.3f}.\n'
         half = folder.with_name(f'{folder.name}.half')
         save_trained(model, student, half, card)
         if folder.is_dir(): shutil.rmtree(folder)
@@ -531,7 +531,7 @@ def run_record(
     student: Student, # who was trained
     reward: CreditReward, # the reward function
     validation: Sequence[VotedEpisode], # episodes that chose the checkpoint
-    **more: Any, # scores, best_step, seconds, alarms, lessons, curriculum
+    **more: Any, # scores, best_step, seconds, alarms, demonstrations, curriculum
 ) -> dict[str, Any]: # plain values
     "All that is to be known about a run."
     settings = trainer.args
@@ -604,9 +604,9 @@ def train(
     policy_episodes: int = 32, # most episodes that the model plays before a round
     student: Student | None = None, # a model of your own; `model` is then only its name
     brief: bool = False, # ask a chat model with `brief_messages`
-    lessons: int = 0, # answers of the vote mean to imitate first, for a model that does not speak the format
+    demonstrations: int = 0, # answers of the vote mean to imitate first, for a model that does not speak the format
     curriculum: str = 'none', # one of CURRICULA
-    longest_answer: int | None = None, # tokens; None: what the model needs
+    max_new_tokens: int | None = None, # tokens; None: what the model needs
     **changes: Any, # fields of `trl.GRPOConfig`
 ) -> Trained:
     "Train a moderator with GRPO, keep the checkpoint that did best in validation, and write it with its record."
@@ -616,16 +616,16 @@ def train(
     chances = curriculum_chances(curriculum, episodes, weights)
     settings = grpo_settings(out/'checkpoints', seed=seed, **{**(POCKET_SETTINGS if pocket else {}), **changes})
     student = student or load_student(model, brief=brief)
-    student = replace(student, longest_answer=longest_answer or student.longest_answer)
-    settings.max_completion_length = student.longest_answer
+    student = replace(student, max_new_tokens=max_new_tokens or student.max_new_tokens)
+    settings.max_completion_length = student.max_new_tokens
     questions = Questions(episodes, student, prompts or (960 if pocket else 256), seed, weights, policy_episodes,
                           chances, carried=credit == 'episode')
     trainer = make_trainer(student, settings, reward, questions, lora)
     check_forward(trainer.model, student, (episodes[0].votes[0], Run(reward.courses[0]).portfolio))
-    if lessons: warm_start(trainer.model, student, episodes, lessons, out/WARM_START, seed, resume)
+    if demonstrations: warm_start(trainer.model, student, episodes, demonstrations, out/WARM_START, seed, resume)
     scores = run_rounds(trainer, questions, validation, alarms, resume)
     record = run_record(trainer, student, reward, validation, scores=scores, best_step=keep_best(trainer, scores),
-                        seconds=time.perf_counter() - begin, alarms=alarms.raised, lessons=lessons,
+                        seconds=time.perf_counter() - begin, alarms=alarms.raised, demonstrations=demonstrations,
                         curriculum=curriculum)
     write_json(out/'run.json', record)
     save_trained(trainer.model, student, out/ADAPTER, model_card(record))

@@ -6,8 +6,8 @@
 __all__ = ['NUMBERS', 'SHADES', 'CERTAINTIES', 'FALLS', 'SILENT', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'Question', 'MessagesOf',
            'ANSWER_WORDS', 'at_least', 'vote_line', 'fall_word', 'portfolio_lines', 'pocket_messages', 'pocket_answer',
            'vocabulary', 'pocket_tokenizer', 'word_parts', 'first_vectors', 'pocket_config', 'new_pocket', 'tokenized',
-           'model_answers', 'ModelModerator', 'random_votes', 'random_portfolio', 'possible_order', 'lesson',
-           'lesson_table', 'shuffled_batches', 'teach', 'full_answer', 'Student', 'no_bar', 'load_pocket',
+           'model_answers', 'ModelModerator', 'random_votes', 'random_portfolio', 'possible_order', 'demonstration',
+           'demonstration_table', 'shuffled_batches', 'teach', 'full_answer', 'Student', 'no_bar', 'load_pocket',
            'save_pocket']
 
 # %% ../../nbs/training/52_pocket.ipynb #abd174f0
@@ -24,11 +24,11 @@ import numpy as np
 
 from ..trading.accounting import affordable_quantity
 from ..market.core import (
-    ROLES, Abstention, Portfolio, Ruling, Side, StockerError, TradeAction, Vote, Votes, need, package_path)
+    ROLES, Abstention, Portfolio, Decision, Side, StockerError, TradeAction, Vote, Votes, need, package_path)
 from ..council.council import vote_mean
 from ..llm.client import Messages
 from ..llm.models import evaluating, text_tokenizer
-from ..llm.prompts import NO_TRADE, ruling_in
+from ..llm.prompts import NO_TRADE, decision_in
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +201,7 @@ def model_answers(
     model: 'PreTrainedModel', # with or without an adapter
     tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
     conversations: Sequence[Messages], # each waits for an answer
-    longest_answer: int, # tokens
+    max_new_tokens: int, # tokens
     temperature: float = 0.0, # 0: the likeliest answer; above: drawn at random, from torch's generator
 ) -> list[str]: # in the same order
     "What a model says to many conversations at once."
@@ -210,7 +210,7 @@ def model_answers(
     drawn = {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
     with torch.no_grad(), evaluating(model):
         said = model.generate(
-            **inputs.to(model.device), max_new_tokens=longest_answer,
+            **inputs.to(model.device), max_new_tokens=max_new_tokens,
             pad_token_id=text_tokenizer(tokenizer).pad_token_id,
             **(drawn if temperature else {'do_sample': False}))
     return tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
@@ -221,45 +221,45 @@ MessagesOf = Callable[[Votes, Portfolio], Messages] # how a model is asked
 
 
 class ModelModerator:
-    "A chat model that moderates: votes and portfolio in, a ruling out."
+    "A chat model that moderates: votes and portfolio in, a decision out."
 
     def __init__(
         self,
         model: 'PreTrainedModel', # with or without an adapter
         tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
         messages: MessagesOf = pocket_messages, # what it is asked
-        longest_answer: int = 8, # tokens
-        at_once: int = 256, # answers generated together
+        max_new_tokens: int = 8, # tokens
+        batch_size: int = 256, # answers generated together
     ):
         self.model, self.tokenizer, self.messages = model, tokenizer, messages
-        self.longest_answer, self.at_once = longest_answer, at_once
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
 
     def __call__(
         self,
         votes: Votes, # by role
         portfolio: Portfolio, # what there is to trade with
-    ) -> Ruling:
-        "The ruling on one day."
-        return self.rule_all([(votes, portfolio)])[0]
+    ) -> Decision:
+        "The decision on one day."
+        return self.decide_batch([(votes, portfolio)])[0]
 
-    def rule_all(
+    def decide_batch(
         self,
         questions: Sequence[Question], # votes and portfolio of each
         temperature: float = 0.0, # 0: the likeliest answer; above: drawn at random, from torch's generator
-    ) -> list[Ruling]: # in the same order
-        "The rulings on many days at once."
+    ) -> list[Decision]: # in the same order
+        "The decisions on many days at once."
         prompts = [self.messages(votes, portfolio) for votes, portfolio in questions]
-        texts = (text for first in range(0, len(prompts), self.at_once)
-                 for text in self.answers(prompts[first:first + self.at_once], temperature))
-        return [ruling_in(text) for text in texts]
+        texts = (text for first in range(0, len(prompts), self.batch_size)
+                 for text in self.answers(prompts[first:first + self.batch_size], temperature))
+        return [decision_in(text) for text in texts]
 
     def answers(
         self,
         prompts: list[Messages], # conversations
-        temperature: float, # as in `rule_all`
+        temperature: float, # as in `decide_batch`
     ) -> list[str]: # in the same order
         "What the model says."
-        return model_answers(self.model, self.tokenizer, prompts, self.longest_answer, temperature)
+        return model_answers(self.model, self.tokenizer, prompts, self.max_new_tokens, temperature)
 
 # %% ../../nbs/training/52_pocket.ipynb #8c4e227f
 def random_votes(
@@ -297,7 +297,7 @@ def possible_order(
     return TradeAction(side=side, quantity=max(1, at_least(most[side]) >> int(rng.integers(0, 4))))
 
 # %% ../../nbs/training/52_pocket.ipynb #785b2ddd
-def lesson(
+def demonstration(
     rng: np.random.Generator,
     noise: float = 0.5, # share of answers that are any possible order
 ) -> list[dict[str, str]]: # a question and its answer
@@ -310,23 +310,23 @@ def lesson(
 ANSWER_WORDS = 6 # five words and the mark for the end
 
 
-def lesson_table(
+def demonstration_table(
     tokenizer: 'PreTrainedTokenizerBase',
-    lessons: Sequence[Sequence[Mapping[str, str]]], # conversations of the same length
-) -> tuple['torch.Tensor', 'torch.Tensor']: # each (lessons, words): what is read; what has to be said, else -100
-    "Lessons as the numbers that a model reads, and those that its loss counts."
+    demonstrations: Sequence[Sequence[Mapping[str, str]]], # conversations of the same length
+) -> tuple['torch.Tensor', 'torch.Tensor']: # each (demonstrations, words): what is read; what has to be said, else -100
+    "Demonstrations as the numbers that a model reads, and those that its loss counts."
     import torch
-    numbers = torch.tensor(tokenizer.apply_chat_template(list(lessons))['input_ids'])
+    numbers = torch.tensor(tokenizer.apply_chat_template(list(demonstrations))['input_ids'])
     return numbers, numbers.masked_fill(torch.arange(numbers.shape[1]) < numbers.shape[1] - ANSWER_WORDS, -100)
 
 # %% ../../nbs/training/52_pocket.ipynb #3962ce34
 def shuffled_batches(
-    count: int, # lessons
-    rounds: int, # how often each lesson is seen
-    batch: int, # lessons in a step
+    count: int, # demonstrations
+    rounds: int, # how often each demonstration is seen
+    batch: int, # demonstrations in a step
     seed: int, # of the order
-) -> list['torch.Tensor']: # places of lessons, one tensor for each step
-    "Which lessons each step sees."
+) -> list['torch.Tensor']: # places of demonstrations, one tensor for each step
+    "Which demonstrations each step sees."
     import torch
     order = torch.Generator().manual_seed(seed)
     return [part for _ in range(rounds) for part in torch.randperm(count, generator=order).split(batch)]
@@ -335,15 +335,15 @@ def shuffled_batches(
 def teach(
     model: 'PreTrainedModel', # is changed
     tokenizer: 'PreTrainedTokenizerBase',
-    lessons: Sequence[Sequence[Mapping[str, str]]], # conversations of the same length
-    rounds: int = 6, # how often each lesson is seen
-    batch: int = 128, # lessons in a step
+    demonstrations: Sequence[Sequence[Mapping[str, str]]], # conversations of the same length
+    rounds: int = 6, # how often each demonstration is seen
+    batch: int = 128, # demonstrations in a step
     learning_rate: float = 3e-3, # at its highest
-    seed: int = 0, # of the order of lessons
+    seed: int = 0, # of the order of demonstrations
 ) -> list[float]: # loss of each step, nats a word
-    "Teach a model to say what the lessons say."
+    "Teach a model to say what the demonstrations say."
     import torch
-    numbers, labels = lesson_table(tokenizer, lessons)
+    numbers, labels = demonstration_table(tokenizer, demonstrations)
     batches = shuffled_batches(len(numbers), rounds, batch, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=len(batches))
@@ -360,11 +360,11 @@ def teach(
 
 # %% ../../nbs/training/52_pocket.ipynb #184aaec3
 def full_answer(
-    ruling: Ruling, # an order and its reason
+    decision: Decision, # an order and its reason
 ) -> str: # JSON
-    "A ruling as chat models give it."
-    action = ruling.action
-    return json.dumps({'side': action.side.value, 'quantity': action.quantity, 'rationale': ruling.rationale})
+    "A decision as chat models give it."
+    action = decision.action
+    return json.dumps({'side': action.side.value, 'quantity': action.quantity, 'rationale': decision.rationale})
 
 # %% ../../nbs/training/52_pocket.ipynb #5dff033a
 @dataclass(frozen=True, eq=False)
@@ -375,16 +375,16 @@ class Student:
     model: Any # a transformers model
     tokenizer: Any # its tokenizer or processor
     messages: MessagesOf # how it is asked
-    longest_answer: int # tokens
+    max_new_tokens: int # tokens
     longest_prompt: int # tokens
-    say: Callable[[Ruling], str] = full_answer # how it would give a ruling
+    say: Callable[[Decision], str] = full_answer # how it would give a decision
 
     def moderator(
         self,
         model: Any = None, # the model with an adapter; None: as it was loaded
     ) -> ModelModerator:
         "The model as a moderator."
-        return ModelModerator(model or self.model, self.tokenizer, self.messages, self.longest_answer)
+        return ModelModerator(model or self.model, self.tokenizer, self.messages, self.max_new_tokens)
 
 # %% ../../nbs/training/52_pocket.ipynb #651a202d
 @contextmanager
@@ -409,7 +409,7 @@ def load_pocket(
         raise StockerError(f'{folder}: there is no pocket model here; training/pretrain_pocket.ipynb makes one')
     with no_bar(): model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32', use_safetensors=True).eval()
     return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48,
-                   lambda ruling: pocket_answer(ruling.action))
+                   lambda decision: pocket_answer(decision.action))
 
 # %% ../../nbs/training/52_pocket.ipynb #393500ae
 def save_pocket(

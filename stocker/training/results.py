@@ -23,7 +23,7 @@ from .adapters import ADAPTER, load_weights
 from ..market.core import ROLES, StockerError, plain, write_atomically
 from ..market.histories import load_corpus
 from ..council.council import Moderator, VotedEpisode, collect_votes
-from .credit import remembered
+from .credit import kept_decisions
 from ..market.episodes import TASKS, load_task
 from ..council.evaluation import BLUE, GREY, ORANGE, write_picture
 from .grpo import WARM_START, Trained, data_words
@@ -57,7 +57,7 @@ class Splits:
 def control_splits(
     name: str, # 'planted' or 'placebo'
     seed: int, # of the worlds and of the role that stands apart
-    timing: str = 'close', # the decision clock
+    timing: str = 'close', # the decision timing
 ) -> Splits:
     "Three worlds of one kind with the same role apart; of a planted one also its test with that role silenced."
     make, role = {'planted': planted_world, 'placebo': placebo_world}[name], ROLES[seed % len(ROLES)]
@@ -82,7 +82,7 @@ def spread_out(
 
 
 def corpus_splits(
-    timing: str = 'close', # the decision clock
+    timing: str = 'close', # the decision timing
     training: int = 64, # most episodes of each split, evenly spaced
     validation: int = 24,
     test: int = 64,
@@ -104,7 +104,7 @@ def corpus_splits(
 def load_splits(
     name: str, # 'planted', 'placebo' or 'corpus'
     seed: int = 0, # of a control world
-    timing: str = 'close', # the decision clock
+    timing: str = 'close', # the decision timing
 ) -> Splits:
     "Episodes by name."
     if name in ('planted', 'placebo'): return control_splits(name, seed, timing)
@@ -120,10 +120,10 @@ def stages(
     "The model on its way, as moderators that repeat what it ruled."
     def played() -> dict[str, Moderator]:
         "What the model rules as it is now, by test."
-        rule_all = trained.moderator.rule_all
-        return {name: remembered(voted, rule_all, weights) for name, voted in splits.tests.items()}
+        decide_batch = trained.moderator.decide_batch
+        return {name: kept_decisions(voted, decide_batch, weights) for name, voted in splits.tests.items()}
     with trained.model.disable_adapter(): ways = {'before': played()}
-    if trained.record['lessons']: # a folder alone could be left from another run
+    if trained.record['demonstrations']: # a folder alone could be left from another run
         load_weights(trained.model, trained.folder/WARM_START)
         ways['warm start'] = played()
         load_weights(trained.model, trained.folder/ADAPTER)
@@ -307,7 +307,7 @@ def run_lines(
     taken = ' to '.join(dict.fromkeys([min(seconds, key=int), max(seconds, key=int)]))
     credit = first['credit'] + (f", {first['horizon']} decisions" if first['credit'] == 'horizon' else '')
     usual, unusual = asdict(RewardWeights()), []
-    if first['lessons']: unusual.append(f"Warm start: {first['lessons']} answers of the vote mean.")
+    if first['demonstrations']: unusual.append(f"Warm start: {first['demonstrations']} answers of the vote mean.")
     if first['curriculum'] != 'none': unusual.append(f"Curriculum: {first['curriculum']}.")
     unusual += [f"Reward with {name.replace('_', ' ')} {value:g} instead of {usual[name]:g}."
                 for name, value in first['weights'].items() if value != usual[name]]

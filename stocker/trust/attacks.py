@@ -53,7 +53,7 @@ from tqdm import tqdm
 from ..market import core
 from ..council.cache import CachedSpecialist, Place, VoteCache, place_path, verify_cache
 from ..market.core import (
-    ROLES, Abstention, ForumPost, Headline, MacroEvent, MarketObservation, Portfolio, Ruling, StockerError, Timing,
+    ROLES, Abstention, ForumPost, Headline, MacroEvent, MarketObservation, Portfolio, Decision, StockerError, Timing,
     TradeAction, Vote, Votes, file_stem, package_path)
 from ..council.council import Council, Trace, ask_all, play, rule_council, write_trace
 from ..market.data import sha256_of
@@ -191,9 +191,9 @@ def hostile_run() -> tuple[Trace, Episode]:
     words = cycle(texts)
     seats = {role: lambda look: Vote(signal=0.4, confidence=0.5, rationale=next(words)) for role in ROLES}
 
-    def moderator(votes: Votes, portfolio: Portfolio) -> Ruling:
+    def moderator(votes: Votes, portfolio: Portfolio) -> Decision:
         "One share, for hostile reasons."
-        return Ruling(TradeAction(side='buy', quantity=1), next(words), said=next(words))
+        return Decision(TradeAction(side='buy', quantity=1), next(words), said=next(words))
     return play(StockerEnv(episode), Council(seats, moderator, texts[0])), episode
 
 # %% ../../nbs/trust/85_attacks.ipynb #5f898e55

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..trading.accounting import affordable_quantity, fill_order, optimal_orders, simulate
 from ..market.core import (
-    SIDES, Abstention, MarketObservation, Portfolio, Ruling, Timing, TradeAction, Vote, Votes, canonical_json)
+    SIDES, Abstention, MarketObservation, Portfolio, Decision, Timing, TradeAction, Vote, Votes, canonical_json)
 from ..council.council import Council, Trace, play, read_trace, rule_council, write_trace
 from ..trading.env import Snapshot, StockerEnv, simulate_rewards
 from ..market.episodes import WARM_UP_SESSIONS, Episode
@@ -120,17 +120,17 @@ def play_scripted(
     "The same orders as a trace."
     script = iter(orders)
 
-    def moderator(votes: Votes, portfolio: Portfolio) -> Ruling:
+    def moderator(votes: Votes, portfolio: Portfolio) -> Decision:
         "The next order."
         side, quantity = next(script)
-        return Ruling(TradeAction(side=SIDES[side], quantity=quantity), '')
+        return Decision(TradeAction(side=SIDES[side], quantity=quantity), '')
     return play(env, Council({}, moderator, 'script'))
 
 # %% ../../nbs/trust/83_books.ipynb #e21fc8f4
 def batched(
     episode: Episode, # any episode
     orders: Sequence[tuple[int, int]], # side codes and quantities
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> Played:
     "The run among others in a batch."
@@ -143,7 +143,7 @@ def batched(
 def replayed(
     episode: Episode, # any episode
     orders: Sequence[tuple[int, int]], # side codes and quantities
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> Played:
     "The run as a trace, written, read and graded again."
@@ -157,7 +157,7 @@ def replayed(
 def resumed(
     episode: Episode, # any episode
     orders: Sequence[tuple[int, int]], # side codes and quantities
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     weights: RewardWeights, # what the reward is made of
 ) -> Played:
     "The run with a snapshot in the middle that goes through JSON into another environment."

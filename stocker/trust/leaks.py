@@ -31,7 +31,7 @@ from ..llm.prompts import nothing_to_judge, role_prompt, vote_messages
 # %% ../../nbs/trust/82_leaks.ipynb #e5c6767d
 def last_moment(
     session: str, # ISO date of a session
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> datetime: # New York time
     "The moment after which nothing may be seen: five minutes before the close, or 18:00."
     close = session_closes(data_path('calendar.parquet'))[session]
@@ -87,7 +87,7 @@ def later_facts(
 def without_future(
     episode: Episode, # any episode
     step: int, # decision, from 0
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     change: str, # one of CHANGES
 ) -> Episode: # of one decision
     "One decision of an episode, from tables in which everything later is gone or wrong."
@@ -109,7 +109,7 @@ Observer = Callable[[Episode, Timing], Sequence[MarketObservation]]
 def everything_seen(
     episode: Episode, # any episode
     step: int, # decision, from 0
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     observe: Observer = Episode.observations, # makes the observations
 ) -> dict[str, str]: # text by name
     "All that is made of one decision's observation, written down."
@@ -126,7 +126,7 @@ def everything_seen(
 def chart_seen(
     episode: Episode, # any episode
     step: int, # decision, from 0
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
 ) -> dict[str, str]: # text by name
     "The digest of a decision's chart, drawn anew."
     look = episode.observations(timing)[step]
@@ -139,7 +139,7 @@ Look = Callable[[Episode, int, Timing], Mapping[str, str]] # what is seen of a d
 def leaks(
     episode: Episode, # any episode
     step: int, # decision, from 0
-    timing: Timing, # the decision clock
+    timing: Timing, # the decision timing
     look: Look = everything_seen, # what is seen of a decision
 ) -> list[str]: # one sentence for each change of the future that shows
     "What of one decision depends on what came after it."
