@@ -14,7 +14,7 @@ def requirements(name: str) -> list[str]:
     return config.get(name, '').split()
 
 
-extra_names = ['data', 'llm', 'train', 'serve', 'scale', 'bench', 'dev']
+extra_names = ['fast', 'data', 'llm', 'train', 'serve', 'scale', 'bench', 'dev']
 extras = {name: requirements(f'{name}_requirements') for name in extra_names}
 extras['all'] = sorted({requirement for name in extra_names if name != 'dev' for requirement in extras[name]})
 

@@ -30,7 +30,7 @@ from ..market.data import (
 from stocker.market.episodes import (
     COMMODITIES, MARKET, PEERS, TASKS, Episode, chart_jobs, chart_path, iso_day, load_task, session_closes,
     task_episode)
-from .reward import RewardWeights, benchmark
+from .engine import market_path
 
 # %% ../../nbs/trading/15_dataset.ipynb #ae541542
 TABLES: dict[str, tuple[str, dict[str, str]]] = { # table -> what it is, and each column with its meaning
@@ -164,13 +164,12 @@ def ideal_table(
     timing: Timing, # the decision timing
 ) -> pd.DataFrame: # the columns of the table `ideal`
     "What hindsight would have done in an episode."
-    market = episode.market(timing)
-    measure = benchmark(market, episode.starting_cash, RewardWeights().transaction_cost)
+    path = market_path(episode, timing)
     return pd.DataFrame({
         'task': episode.name, 'timing': timing.value, 'step': np.arange(episode.steps),
-        'date': pd.DatetimeIndex(episode.dates).as_unit('us'), 'fill': market.fills, 'mark': market.marks,
-        'ideal_pnl_pct': measure.ideal_pnl_pct, 'optimum_pnl_pct': measure.optimum_pnl_pct,
-        'optimum_order': measure.optimum_orders.astype(np.int64), 'buy_and_hold': measure.buy_and_hold})
+        'date': pd.DatetimeIndex(episode.dates).as_unit('us'), 'fill': path.fills, 'mark': path.marks,
+        'ideal_pnl_pct': path.ideal_pnl_pct, 'optimum_pnl_pct': path.optimal_pnl_pct,
+        'optimum_order': path.optimal_orders.astype(np.int64), 'buy_and_hold': path.buy_and_hold})
 
 # %% ../../nbs/trading/15_dataset.ipynb #65a9f600
 def derived_tables(
