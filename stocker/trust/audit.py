@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from tqdm import tqdm
 
-from ..council.council import described
+from ..council.council import describe_error
 from .attacks import check_fence, check_headlines, check_pages, check_paths, check_server, check_weights
 from .books import (
     check_fees, check_fills, check_optimum, check_processes, check_runs, check_threads, check_training)
@@ -43,5 +43,5 @@ def audit(
     for check in tqdm(checks, 'audit', unit='check', disable=not progress):
         try: results.append(check(quick))
         except Exception as error:
-            results.append(Result(check.__name__.removeprefix('check_'), {}, (f'It broke down: {described(error)}',)))
+            results.append(Result(check.__name__.removeprefix('check_'), {}, (f'It broke down: {describe_error(error)}',)))
     return results
