@@ -399,7 +399,7 @@ def fill_cache(
     cache: Callable[[Path], VoteCache] = VoteCache, # makes the cache
 ) -> None:
     "Fill a cache with the votes of the rules on one task; what is there already is not asked for again."
-    cached_council(folder, cache).fill([load_task('task_easy')], batch=4, progress=False)
+    cached_council(folder, cache).fill([load_task('task_easy')], batch_size=4, progress=False)
 
 # %% ../../nbs/trust/85_attacks.ipynb #57be3463
 def contents(

@@ -18,7 +18,7 @@ from .memory import check_memory
 # %% ../../nbs/trust/86_audit.ipynb #55a00af0
 from tqdm import tqdm
 
-from ..council.council import described
+from ..council.council import describe_error
 
 # %% ../../nbs/trust/86_audit.ipynb #18728a09
 Check = Callable[[bool], Result] # takes whether to be quick
@@ -50,5 +50,5 @@ def audit(
     for check in tqdm(checks, 'audit', unit='check', disable=not progress):
         try: results.append(check(quick))
         except Exception as error:
-            results.append(Result(check.__name__.removeprefix('check_'), {}, (f'It broke down: {described(error)}',)))
+            results.append(Result(check.__name__.removeprefix('check_'), {}, (f'It broke down: {describe_error(error)}',)))
     return results
