@@ -308,7 +308,8 @@ def play_load(
     keep: bool = False, # whether to keep the answers
 ) -> Load:
     "Let many clients play at once; also from where a loop is running already."
-    talks = [{number: talk(number) for number in range(first, first + runs)} for first in range(0, clients * runs, runs)]
+    talks = [{number: talk(number) for number in range(first, first + runs)}
+             for first in range(0, clients * runs, runs)]
     load, start = Load(0.0, [], {}), time.perf_counter()
 
     async def all_at_once() -> None:
