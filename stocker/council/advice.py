@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..market.core import (
+from stocker.market.core import (
     Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, TradeAction,
-    Vote, data_path, need)
-from ..market.histories import current_facts, fetch_window, relations_of, ticker_facts
+    Vote, need)
+from ..market.histories import current_facts, fetch_window, relations_of
 from .council import Council
 from ..market.data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
 from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Facts, Timeline, decision_time
@@ -121,7 +121,7 @@ def latest_facts(
     session: str, # ISO date of the latest session
 ) -> Facts:
     "What is on record about a share, with the latest headlines."
-    facts = current_facts(ticker_facts(ticker, data_path()), session)
+    facts = current_facts(ticker, session)
     return replace(facts, news=Timeline([*facts.news.facts, *headlines]))
 
 # %% ../../nbs/council/26_advice.ipynb #e341e98b
