@@ -12,9 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from stocker.market.core import (
-    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, data_path,
-    need)
+from ..market.core import (
+    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
 from ..market.data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
 from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
 from ..market.histories import current_facts, fetch_window, relations_of
