@@ -152,7 +152,7 @@ def fact_tables(
 def decisions(
     episodes: Iterable[Episode], # the tasks
 ) -> Iterator[tuple]: # an episode's ticker, date, clock and observation, one for each decision
-    "Every decision of the episodes under both clocks."
+    "Every decision of the episodes under both timings."
     for episode in episodes:
         for timing in Timing:
             for look in episode.observations(timing):
