@@ -21,13 +21,9 @@ from stocker.market.histories import (
     INDEX_COLUMNS, PERIODS, SECTORS, SPLITS, Corpus, Histories, corpus_episode, corpus_index, episode_from_source,
     exchange_days, folder_histories, load_corpus, missing_sessions, packaged_histories, peers_of, price_files,
     read_episode_name, read_universe, regimes, relations_of, save_histories, source_histories, window_starts)
-from stocker.studies.rules import (
-    RULES, balanced_weights, baseline_table, corpus_baselines, difficulty, easy_first, episode_steps, grouped_error,
-    orders_of, play_side_by_side, sample_episodes, side_market, side_benchmark)
 from stocker.market.data import FolderSource, RateLimited, YahooSource, load_prices
-from stocker.trading.env import StockerEnv, simulate_rewards
+from stocker.trading.env import StockerEnv
 from stocker.market.episodes import Episode, load_task
-from stocker.trading.reward import RewardWeights, benchmark
 
 DAYS = exchange_days(data_path('calendar.parquet'))
 LARGE = Path(__file__).resolve().parents[2]/'shared'/'market'
@@ -247,7 +243,7 @@ def test_a_corpus_is_a_sequence():
     assert len(corpus[10:2]) == 0 and len(corpus.choose(np.array([4, 4]))) == 2
     assert [one.name for one in corpus.choose(corpus.index['ticker'] == 'SPY')] == [
         name for name in corpus.index['name'] if name.startswith('SPY')]
-    assert (episode_steps(corpus.index) == 42).all()
+    assert {one.steps for one in corpus[:3]} == {42}
 
 
 def test_the_tasks_are_the_tasks():
@@ -393,8 +389,6 @@ def test_the_large_folder_carries_the_packaged_windows(tmp_path):
     assert set(own['name']) <= set(index['name'])
     assert index['first'].min() < '2001-06' and set(corpus_episode(
         index[index['ticker'] == 'XOM'].iloc[-1].to_dict(), histories).peers) == {'CL=F', 'SPY'}
-    results = corpus_baselines(Corpus(index, histories))
-    assert len(results) == len(index) * (len(RULES) + 1) and np.isfinite(results['reward']).all()
 
 
 # ---------------------------------------------------------------- universes and sources
@@ -493,121 +487,6 @@ def test_a_source_that_refuses_is_asked_again_and_then_told():
     with pytest.raises(DataError, match='too many questions'):
         episode_from_source('NVDA', '2024-03-01', '2024-04-30', busy, [], [], waits.append)
     assert busy.asked == 6 and waits == [10.0, 20.0] * 2  # the share and the market
-
-
-# ---------------------------------------------------------------- baselines
-
-@pytest.mark.parametrize('timing', list(Timing))
-@pytest.mark.parametrize('weights', [RewardWeights(), RewardWeights(0.3, 1.0, 0.2, 0.02, 0.5),
-                                     RewardWeights(transaction_cost=0.0)])
-def test_side_by_side_equals_the_environment(timing, weights):
-    histories = Histories({'CHEAP': walk(1, price=0.05), 'DEAR': walk(2, price=9_000.0),
-                           'WILD': walk(3, volatility=0.2)})
-    corpus = load_corpus(histories=histories, length=23, stride=170)
-    market = side_market(corpus.index, histories, 23, timing)
-    measure = side_benchmark(market, weights.transaction_cost)
-    random = np.random.default_rng(4)
-    shape = market.fills.shape
-    for wanted in (random.integers(-3, 4, shape).astype(float), orders_of(random.random(shape) > 0.5)):
-        mine = play_side_by_side(measure, wanted, weights)
-        assert mine.invalid.any()
-        for number, episode in enumerate(corpus):
-            own = benchmark(episode.market(timing), episode.starting_cash, weights.transaction_cost)
-            np.testing.assert_array_equal(measure.ideal_pnl_pct[:, number], own.ideal_pnl_pct)
-            order = wanted[:, [number]].astype(np.int64)
-            sides = np.where(order > 0, 1, np.where(order < 0, 2, 0))
-            alone = simulate_rewards(episode, sides, np.abs(order), timing, weights)
-            for name in ('rewards', 'values', 'traded', 'invalid'):
-                np.testing.assert_array_equal(getattr(mine, name)[:, number], getattr(alone, name)[:, 0])
-
-
-def test_a_step_of_the_environment_gives_the_same_reward():
-    corpus = load_corpus('test')[:4]
-    market = side_market(corpus.index, corpus.histories, 42, Timing.CLOSE)
-    run = play_side_by_side(side_benchmark(market, 0.001), orders_of(market.closes > market.closes[0]), RewardWeights())
-    for number, episode in enumerate(corpus):
-        env = StockerEnv(episode)
-        env.reset()
-        for t, wish in enumerate(orders_of(market.closes > market.closes[0])[:, number]):
-            reward = env.step((1 if wish > 0 else 2 if wish < 0 else 0, int(abs(wish))))[1]
-            assert reward == run.rewards[t, number]
-
-
-@pytest.mark.parametrize('timing', list(Timing))
-def test_nothing_beats_the_limit(timing):
-    corpus = load_corpus('test')
-    results = corpus_baselines(corpus, timing)
-    assert (results['total_return'] <= results['limit'] + 1e-12).all()
-    limit = results.drop_duplicates('name').set_index('name')['limit']
-    for episode in corpus[:12]:
-        assert limit[episode.name] >= benchmark(episode.market(timing), 10_000.0, 0.001).optimum_pnl_pct[-1] - 1e-12
-
-
-def test_rules_never_look_ahead():
-    close = walk(9)['close']
-    for name, rule in RULES.items():
-        whole = rule(close)
-        for end in (1, 30, 300, 2000):
-            np.testing.assert_array_equal(whole[:end], rule(close.iloc[:end]), err_msg=name)
-
-
-def test_the_table_counts_right():
-    results = corpus_baselines(load_corpus('validation'))
-    table = baseline_table(results, 'ticker')
-    part = results[(results['ticker'] == 'AMD') & (results['policy'] == 'momentum')]
-    assert table.loc[('AMD', 'momentum'), 'reward'] == pytest.approx(part['reward'].mean())
-    error = part['reward'].std(ddof=1) / len(part) ** 0.5
-    assert table.loc[('AMD', 'momentum'), 'reward_error'] == pytest.approx(error)
-    assert set(baseline_table(results, 'regime').index.get_level_values(0)) == set(results['regime'])
-    with pytest.raises(StockerError, match='the corpus is empty'): corpus_baselines(load_corpus('validation')[:0])
-
-
-def test_copies_of_the_same_day_do_not_make_a_mean_more_certain():
-    values = np.random.default_rng(0).normal(size=50)
-    days = np.arange(50)
-    assert grouped_error(np.repeat(values, 40), np.repeat(days, 40)) == pytest.approx(grouped_error(values, days))
-
-
-# ---------------------------------------------------------------- drawing episodes
-
-def test_draws_follow_their_weights():
-    index, rng = corpus_index(), np.random.default_rng(0)
-    drawn = index.iloc[sample_episodes(index, rng, 20_000, balanced_weights(index))]['regime'].value_counts()
-    assert drawn.max() / drawn.min() < 1.15
-    only = sample_episodes(index, rng, 50, (index['split'] == 'test').to_numpy())
-    assert (index['split'].iloc[only] == 'test').all()
-    twice = index.iloc[sample_episodes(index, rng, 20_000, {'rising calm': 0.0})]
-    assert 'rising calm' not in set(twice['regime'])
-    assert len(set(sample_episodes(index, rng, 100, replace=False))) == 100
-
-
-def test_equal_seeds_draw_equal_episodes():
-    index = corpus_index()
-    first, second = (sample_episodes(index, np.random.default_rng(3), 20) for _ in range(2))
-    assert first.tolist() == second.tolist()
-
-
-@pytest.mark.parametrize('weights', [np.ones(3), np.zeros(2), np.array([1.0, -1.0]), np.array([np.nan, 1.0]),
-                                     np.array([np.inf, 1.0]), {'sunny': 1.0}])
-def test_weights_that_mean_nothing_are_refused(weights):
-    with pytest.raises(StockerError): sample_episodes(corpus_index().iloc[:2], np.random.default_rng(0), 1, weights)
-
-
-def test_difficulty_is_a_share_of_the_limit():
-    results = corpus_baselines(load_corpus())
-    hard = difficulty(results)
-    assert hard.between(0, 1).all() and hard.index.is_unique
-    name = hard.index[5]
-    part = results[results['name'] == name].set_index('policy')
-    best = part.loc[list(RULES), 'total_return'].max()
-    assert hard[name] == pytest.approx(1 - best / part['limit'].iloc[0])
-
-
-def test_a_course_lets_more_in_and_ends_with_all():
-    hard = np.random.default_rng(0).random(101)
-    sizes = [easy_first(hard, progress).sum() for progress in np.linspace(0, 1, 11)]
-    assert sizes == sorted(sizes) and sizes[0] == 31 and sizes[-1] == 101
-    assert hard[easy_first(hard, 0.0) > 0].max() < hard[easy_first(hard, 0.0) == 0].min()
 
 
 # ---------------------------------------------------------------- headlines

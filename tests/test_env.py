@@ -12,7 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from stocker.market.core import Portfolio, StockerError, TradeAction, canonical_json
-from stocker.council.council import play, rule_council, trace_orders
+from stocker.council.council import play, rule_council
 from stocker.market.data import load_prices, load_table
 from stocker.trading.env import MAX_QUANTITY, Snapshot, StockerEnv, simulate_rewards
 from stocker.market.episodes import TASKS, Episode, load_task
@@ -192,7 +192,7 @@ def test_the_last_observation_shows_the_last_mark():
     env = StockerEnv('task_hard', 'next_open')
     env.reset()
     finish(env, [(BUY, 10)] * 42)
-    assert env.portfolio.value == pytest.approx(env.run.value) and env.portfolio.price == env.run.course.marks[-1]
+    assert env.portfolio.value == pytest.approx(env.run.value) and env.portfolio.price == env._path.marks[-1]
     assert env.market_observation.date == '2022-10-31'
 
 
@@ -436,46 +436,11 @@ def test_the_batch_equals_the_environment_exactly_on_random_policies(task, timin
             assert information['traded'] == batch.traded[t, j] and information['invalid'] == batch.invalid[t, j]
 
 
-def test_blocks_do_not_show_in_a_batch(monkeypatch):
-    episode, rng = load_task('task_easy'), np.random.default_rng(0)
-    sides, quantities = rng.integers(0, 3, (43, 50)), rng.integers(0, 60, (43, 50))
-    whole = simulate_rewards(episode, sides, quantities)
-    monkeypatch.setattr('stocker.trading.env.BLOCK', 7)
-    parts = simulate_rewards(episode, sides, quantities)
-    assert all(np.array_equal(getattr(whole, name), getattr(parts, name))
-               for name in ('rewards', 'values', 'traded', 'invalid'))
-
-
-@pytest.mark.parametrize('kind', [np.int8, np.int32, np.uint8, np.uint64])
-def test_a_batch_does_not_depend_on_the_type_of_its_numbers(kind):
-    episode, rng = load_task('task_easy'), np.random.default_rng(0)
-    sides, quantities = rng.integers(0, 3, (43, 20)), rng.integers(0, 60, (43, 20))
-    expected = simulate_rewards(episode, sides, quantities)
-    found = simulate_rewards(episode, sides.astype(kind), quantities.astype(kind))
-    assert np.array_equal(found.rewards, expected.rewards) and np.array_equal(found.traded, expected.traded)
-
-
-@pytest.mark.parametrize('sides, quantities', [
-    (np.ones((42, 1), int), np.ones((42, 1), int)), (np.ones((43, 2), int), np.ones((43, 1), int)),
-    (np.ones(43, int), np.ones(43, int)), (np.ones((43, 1)), np.ones((43, 1), int)),
-    (np.ones((43, 1), int), np.full((43, 1), 0.1)),
-    (np.full((43, 1), 3), np.ones((43, 1), int)), (np.full((43, 1), -1), np.ones((43, 1), int)),
-    (np.ones((43, 1), bool), np.ones((43, 1), int)), (np.array([['buy']] * 43), np.ones((43, 1), int))])
-def test_a_batch_that_cannot_be_played_is_refused(sides, quantities):
-    with pytest.raises(StockerError) as error: simulate_rewards(load_task('task_easy'), sides, quantities)
-    one_line(error)
-
-
-def test_a_batch_of_no_runs_is_empty():
-    none = np.ones((43, 0), int)
-    assert simulate_rewards(load_task('task_easy'), none, none).rewards.shape == (43, 0)
-
-
 @pytest.mark.parametrize('moderator', ['vote_mean', 'vote_mean_all_in'])
 @pytest.mark.parametrize('task, timing', EVERYWHERE)
 def test_replaying_a_trace_gives_its_rewards_exactly(task, timing, moderator):
     trace = play(StockerEnv(task, timing), rule_council(moderator))
-    batch = simulate_rewards(load_task(task), *trace_orders(trace), timing, trace.weights)
+    batch = simulate_rewards(load_task(task), *trace.orders, timing, trace.weights)
     assert batch.rewards[:, 0].tolist() == [step.terms.reward for step in trace.steps]
     assert batch.values[:, 0].tolist() == [step.value for step in trace.steps]
 
@@ -517,7 +482,7 @@ def test_two_episodes_of_one_name_are_refused():
 def test_a_long_window_needs_no_search_for_the_optimum(monkeypatch):
     "The reward does not ask for the optimum, so an environment must not compute it."
     def forbidden(*arguments): raise AssertionError('the optimum was computed')
-    monkeypatch.setattr('stocker.trading.reward.optimal_orders', forbidden)
+    monkeypatch.setattr('stocker.trading.engine.optimal_orders', forbidden)
     episode = Episode.from_prices(load_prices('SNAP'), 'SNAP', '2020-01-02', '2021-12-31')
     env = StockerEnv(episode)
     env.reset()
