@@ -12,7 +12,7 @@ import pytest
 import stocker
 from stocker.cli import app, episodes_of, main
 from stocker.market.core import StockerError, data_path
-from stocker.council.council import read_trace, trace_orders
+from stocker.council.council import read_trace
 from stocker.market.data import read_table, write_table
 from stocker.trading.env import simulate_rewards
 from stocker.market.episodes import TASKS, load_task
@@ -79,7 +79,7 @@ def test_the_files_of_a_run_agree_with_each_other_and_with_a_replay(command, tmp
                        tmp_path)
     folder = tmp_path/'task_hard-next_open'
     trace, summary = read_trace(folder/'trace.jsonl'), json.loads((folder/'summary.json').read_text())
-    rewards = simulate_rewards(load_task('task_hard'), *trace_orders(trace), 'next_open', trace.weights).rewards[:, 0]
+    rewards = simulate_rewards(load_task('task_hard'), *trace.orders, 'next_open', trace.weights).rewards[:, 0]
     assert code == 0 and rewards.tolist() == [step.terms.reward for step in trace.steps]
     assert (summary['episode'], summary['timing'], summary['sessions']) == ('task_hard', 'next_open', 42)
     assert summary['results'][0]['policy'] == 'vote_mean_all_in'

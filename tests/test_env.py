@@ -12,7 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from stocker.market.core import Portfolio, StockerError, TradeAction, canonical_json
-from stocker.council.council import play, rule_council, trace_orders
+from stocker.council.council import play, rule_council
 from stocker.market.data import load_prices, load_table
 from stocker.trading.env import MAX_QUANTITY, Snapshot, StockerEnv, simulate_rewards
 from stocker.market.episodes import TASKS, Episode, load_task
@@ -440,7 +440,7 @@ def test_the_batch_equals_the_environment_exactly_on_random_policies(task, timin
 @pytest.mark.parametrize('task, timing', EVERYWHERE)
 def test_replaying_a_trace_gives_its_rewards_exactly(task, timing, moderator):
     trace = play(StockerEnv(task, timing), rule_council(moderator))
-    batch = simulate_rewards(load_task(task), *trace_orders(trace), timing, trace.weights)
+    batch = simulate_rewards(load_task(task), *trace.orders, timing, trace.weights)
     assert batch.rewards[:, 0].tolist() == [step.terms.reward for step in trace.steps]
     assert batch.values[:, 0].tolist() == [step.value for step in trace.steps]
 

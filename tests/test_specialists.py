@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from stocker.market.core import (
-    ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season, Vote)
+    Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season, Vote)
 from stocker.market.episodes import load_task
 from stocker.council.specialists import (
-    BEARISH, BULLISH, NEGATIONS, RULE_ANALYSTS, Opinion, age_in_days, age_weights, agreement, candle_finding,
-    candle_patterns, channel_finding, count_words, merge, post_opinion, return_score, score_weight, slope_finding,
-    valuation_finding, vote, weighted_by_age, weightiest)
+    BEARISH, BULLISH, NEGATIONS, RULE_ANALYSTS, Opinion, age_in_days, candle_finding, channel_finding, count_words,
+    merge, post_opinion, return_score, slope_finding, weigh)
 
 INDICATORS = ('rsi_14', 'macd', 'macd_signal', 'macd_histogram', 'sma_20', 'sma_50', 'sma_200', 'bollinger_upper',
               'bollinger_middle', 'bollinger_lower', 'bollinger_position', 'atr_14')
@@ -42,7 +40,7 @@ def seeded_bars(seed, drift=0.0, sessions=260):
 
 
 def observe(**given):
-    "An observation with prices and nothing else, changed as told."
+    "An observation with prices and nothing else, changed as given."
     empty = dict(ticker='AAPL', date='2023-08-07', timing='close', decided_at=NOON, bars=seeded_bars(0),
                  indicators=dict.fromkeys(INDICATORS), season=UNKNOWN_SEASON, fundamentals=None, news=(), forum=(),
                  macro=(), peers=())
@@ -72,10 +70,6 @@ def rising_indicators(**given):
     return dict(rsi_14=55.0, macd=1.0, macd_signal=0.5, macd_histogram=0.5, sma_20=99.0, sma_50=95.0, sma_200=80.0,
                 bollinger_upper=110.0, bollinger_middle=99.0, bollinger_lower=88.0, bollinger_position=0.6, atr_14=2.0,
                 ) | given
-
-
-def test_one_analyst_for_each_role():
-    assert tuple(RULE_ANALYSTS) == ROLES
 
 
 # Known signs
@@ -185,12 +179,6 @@ def test_a_missing_price_stops_the_chart():
     assert isinstance(ask('chart_pattern', bars=tuple(bars)), Abstention)
 
 
-def test_losses_have_no_price_earnings_ratio():
-    finding = valuation_finding(Fundamentals('2023Q4', -0.40, None))
-    assert finding.score is None and '-0.40 USD' in finding.words
-    assert isinstance(ask('seasonal_trend', bars=(), fundamentals=Fundamentals('2023Q4', -0.40, None)), Abstention)
-
-
 def test_unknown_labels_are_left_out():
     assert isinstance(ask('news', news=(headline('mixed'),)), Abstention)
     assert ask('news', news=(headline('mixed'), headline('positive'))).confidence == 0.25
@@ -200,11 +188,6 @@ def test_unknown_labels_are_left_out():
 def test_posts_without_a_side_are_left_out():
     posts = (post('Daily thread'), post('[removed]', text='[deleted]'))
     assert isinstance(ask('forum_sentiment', forum=posts), Abstention)
-
-
-def test_nan_is_refused_not_clipped():
-    with pytest.raises(ValidationError): vote(float('nan'), 0.5, '')
-    with pytest.raises(ValidationError): vote(0.5, float('nan'), '')
 
 
 # Mirrors and order
@@ -251,11 +234,11 @@ def test_order_of_equal_times_changes_nothing():
 
 
 def test_same_votes_under_another_hash_seed():
-    code = ("from stocker.council.specialists import count_words, tally, TONES; "
-            "print(count_words('cheap but weak, buy calls not puts'), tally(['negative', 'positive'], TONES))")
+    code = ("from stocker.council.specialists import RULE_ANALYSTS; from stocker.market.episodes import load_task; "
+            "look = load_task('task_easy').observations()[4]; print(*(ask(look) for ask in RULE_ANALYSTS.values()))")
     outputs = {subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                               env=os.environ | {'PYTHONHASHSEED': seed}).stdout for seed in '01'}
-    assert outputs == {'(4, 1) 1 positive, 1 negative\n'}
+    assert len(outputs) == 1
 
 
 # Text that tries to be more than text
@@ -295,13 +278,6 @@ def test_a_post_cannot_shout_louder():
 def test_words(text, expected): assert count_words(text) == expected
 
 
-def test_word_lists_are_apart(): assert not BULLISH & BEARISH and not (BULLISH | BEARISH) & NEGATIONS
-
-
-@pytest.mark.parametrize('score', [-10**6, -1, 0])
-def test_scores_of_zero_and_below_weigh_one(score): assert score_weight(score) == 1.0
-
-
 def test_higher_scores_weigh_more():
     assert ask('forum_sentiment', forum=(post('buy', 1000), post('sell', 2))).signal > 0
     assert ask('forum_sentiment', forum=(post('buy', -1000), post('sell', 0))).signal == 0
@@ -318,19 +294,16 @@ def test_age():
 
 def test_weights_of_very_old_opinions_stay_above_zero():
     old = [Opinion('1970-01-01T00:00+00:00', 1.0, ''), Opinion('1970-01-01T00:00+00:00', 0.5, '')]
-    assert weighted_by_age(old, NOON, 1.0) == 0.75
-    assert min(age_weights(old, NOON, 1.0)) == 1.0
+    assert weigh(old, NOON, 1.0)[0] == 0.75
 
 
-def test_weightiest_prefers_what_moves_the_mean():
+def test_the_heaviest_of_opinions_without_a_value_is_the_newest():
     quiet, loud = Opinion('2023-08-07T09:00-04:00', 0.0, 'quiet'), Opinion('2023-08-01T09:00-04:00', 1.0, 'loud')
-    assert weightiest([quiet, loud], NOON, 2.0) == loud
-    assert weightiest([quiet], NOON, 2.0) == quiet
+    assert weigh([quiet, loud], NOON, 2.0)[2] == loud
+    assert weigh([quiet, loud._replace(value=0.0)], NOON, 2.0)[2] == quiet
 
 
-def test_agreement_and_merge():
-    assert agreement([]) == 0.0
-    assert merge([], 'none') == Abstention(reason='none')
+def test_no_rules_are_no_vote(): assert merge([], 'none') == Abstention(reason='none')
 
 
 def test_return_score_is_the_same_ruler_at_every_horizon():
@@ -344,9 +317,8 @@ def test_flat_prices_say_nothing():
     assert ask('chart_pattern', bars=level).signal == 0.0
 
 
-def test_a_doji_is_told_and_not_counted():
+def test_a_doji_is_named_and_not_counted():
     level = tuple(Bar(bar.date, 100.0, 100.0, 100.0, 100.0, 0.0) for bar in bars_from([100.0] * 70))
-    assert {candle.direction for candle in candle_patterns(level) if candle.name == 'doji'} == {0}
     assert candle_finding(level).score == 0.0 and 'doji' in candle_finding(level).words
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FEWEST_SESSIONS', 'NO_DEVIATION', 'BASELINES', 'BLUE', 'ORANGE', 'GREY', 'CURVES', 'Performance', 'performance',
-           'baseline_orders', 'Result', 'baselines', 'trace_result', 'Comparison', 'compare', 'draw_price',
-           'draw_values', 'vote_grid', 'draw_votes', 'headline', 'episode_figure', 'figure_png', 'write_picture']
+           'PolicyRun', 'baselines', 'trace_result', 'Comparison', 'compare', 'vote_grid', 'headline', 'episode_figure',
+           'figure_png', 'write_picture']
 
 # %% ../../nbs/council/25_evaluation.ipynb #78a4552b
 from collections.abc import Iterable
@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..trading.accounting import ALL_SHARES, greedy_orders, max_drawdown
-from ..market.core import SESSIONS_A_YEAR, ROLES, Timing, Vote, write_atomically
-from .council import Council, Trace, play
-from ..trading.env import StockerEnv, simulate_rewards
+from ..market.core import ROLES, SESSIONS_A_YEAR, Timing, Vote, write_atomically
 from ..market.episodes import Episode
-from ..trading.reward import RewardWeights, benchmark
+from ..trading.engine import market_path, max_drawdown, play_orders
+from ..trading.env import StockerEnv
+from ..trading.orders import greedy_orders, switch_orders
+from ..trading.reward import RewardWeights
+from .council import Council, Trace, play
 
 if TYPE_CHECKING: # drawing and tables load when they are used
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# %% ../../nbs/council/25_evaluation.ipynb #7d4fe980
+# %% ../../nbs/council/25_evaluation.ipynb #60628091
 FEWEST_SESSIONS = 126  # half a year: below this no yearly figure is given
 NO_DEVIATION = 1e-9  # daily deviation below this is rounding, not risk
 
-# %% ../../nbs/council/25_evaluation.ipynb #60628091
+
 @dataclass(frozen=True)
 class Performance:
     "What a value curve says about a run; None where it says nothing."
@@ -43,7 +44,7 @@ class Performance:
     sharpe: float | None # annual mean over annual deviation, without a risk-free rate
     note: str # why a figure is missing; empty otherwise
 
-# %% ../../nbs/council/25_evaluation.ipynb #dc94cb23
+
 def performance(
     value: np.ndarray, # (steps,) portfolio value after each decision, USD
     starting_cash: float, # USD
@@ -61,25 +62,9 @@ def performance(
     sharpe = float(returns.mean()) / deviation * SESSIONS_A_YEAR ** 0.5
     return Performance(total, fall, yearly, deviation * SESSIONS_A_YEAR ** 0.5, sharpe, '')
 
-# %% ../../nbs/council/25_evaluation.ipynb #05ae4e1e
-BASELINES: tuple[str, ...] = ('hold', 'buy and hold', 'ideal', 'optimum')
-
-# %% ../../nbs/council/25_evaluation.ipynb #ed00c845
-def baseline_orders(
-    episode: Episode, # what is traded
-    timing: Timing, # the decision timing
-    transaction_cost: float, # fee as a fraction of what is traded
-) -> np.ndarray: # (steps, 4) shares bought (above zero) or sold (below zero), in the order of BASELINES
-    "The orders of the four baselines."
-    market = episode.market(timing)
-    hold = np.zeros(episode.steps)
-    buy_and_hold = np.where(np.arange(episode.steps) == 0, ALL_SHARES, 0.0)
-    best = benchmark(market, episode.starting_cash, transaction_cost).optimum_orders
-    return np.stack([hold, buy_and_hold, greedy_orders(market.fills, market.marks), best], axis=1)
-
 # %% ../../nbs/council/25_evaluation.ipynb #cd1286cc
 @dataclass(frozen=True, eq=False)
-class Result:
+class PolicyRun:
     "A run or a baseline on one episode."
 
     policy: str # who traded
@@ -90,32 +75,36 @@ class Result:
 
     @property
     def row(self) -> dict[str, float | int | str | None]:
-        "The result in figures."
+        "The run in figures."
         figures = asdict(performance(self.values, self.starting_cash))
         return {'policy': self.policy, 'final_value': float(self.values[-1]), 'reward': float(self.rewards.sum()),
                 **figures, 'trades': int(np.count_nonzero(self.traded))}
 
 # %% ../../nbs/council/25_evaluation.ipynb #9deb114b
+BASELINES: tuple[str, ...] = ('hold', 'buy and hold', 'ideal', 'optimum')
+
+
 def baselines(
     episode: Episode, # what is traded
-    timing: Timing, # the decision timing
+    timing: Timing, # when a decision is taken and filled
     weights: RewardWeights, # what the reward is made of
-) -> list[Result]: # in the order of BASELINES
+) -> list[PolicyRun]: # in the order of BASELINES
     "What a run of an episode is compared with."
-    orders = baseline_orders(episode, timing, weights.transaction_cost)
-    sides, quantities = np.where(orders > 0, 1, np.where(orders < 0, 2, 0)), np.abs(orders).astype(np.int64)
-    batch = simulate_rewards(episode, sides, quantities, timing, weights)
-    return [Result(name, batch.values[:, j], batch.rewards[:, j], batch.traded[:, j], episode.starting_cash)
+    path = market_path(episode, timing, weights.transaction_cost)
+    always = np.ones(episode.steps, bool)
+    orders = [switch_orders(~always), switch_orders(always), greedy_orders(path.fills, path.marks), path.optimal_orders]
+    batch = play_orders(path, np.stack(orders, axis=1), weights)
+    return [PolicyRun(name, batch.values[:, j], batch.rewards[:, j], batch.traded[:, j], episode.starting_cash)
             for j, name in enumerate(BASELINES)]
 
 # %% ../../nbs/council/25_evaluation.ipynb #ff463f5a
 def trace_result(
     trace: Trace, # a whole run
-) -> Result:
+) -> PolicyRun:
     "A run in the form of the baselines."
     values, rewards, traded = (np.array(column) for column in zip(
         *((step.value, step.terms.reward, step.traded) for step in trace.steps), strict=True))
-    return Result(trace.council, values, rewards, traded, trace.starting_cash)
+    return PolicyRun(trace.council, values, rewards, traded, trace.starting_cash)
 
 # %% ../../nbs/council/25_evaluation.ipynb #74f92430
 @dataclass(frozen=True, eq=False)
@@ -124,13 +113,13 @@ class Comparison:
 
     episode: Episode # what was traded
     trace: Trace # the run
-    results: tuple[Result, ...] # the run first, then the baselines
+    results: tuple[PolicyRun, ...] # the run first, then the baselines
 
     @property
     def table(self) -> 'pd.DataFrame':
         "One row for the run and one for each baseline."
         import pandas as pd
-        return pd.DataFrame([result.row for result in self.results]).set_index('policy')
+        return pd.DataFrame([run.row for run in self.results]).set_index('policy')
 
     @property
     def summary(self) -> dict:
@@ -141,13 +130,13 @@ class Comparison:
                 'weights': asdict(self.trace.weights), 'votes': sum(isinstance(vote, Vote) for vote in votes),
                 'abstentions': sum(not isinstance(vote, Vote) for vote in votes),
                 'invalid_orders': sum(step.invalid for step in self.trace.steps),
-                'results': [result.row for result in self.results]}
+                'results': [run.row for run in self.results]}
 
-# %% ../../nbs/council/25_evaluation.ipynb #0b2e5771
+
 def compare(
     episode: Episode, # what is traded
     council: Council, # who trades
-    timing: str | Timing = Timing.CLOSE, # the decision timing
+    timing: str | Timing = Timing.CLOSE, # when a decision is taken and filled
     weights: RewardWeights = RewardWeights(), # what the reward is made of
 ) -> Comparison:
     "Let a council trade an episode and put it beside the baselines."
@@ -155,13 +144,13 @@ def compare(
     trace = play(env, council)
     return Comparison(episode, trace, (trace_result(trace), *baselines(episode, env.timing, weights)))
 
-# %% ../../nbs/council/25_evaluation.ipynb #7df74ed5
+# %% ../../nbs/council/25_evaluation.ipynb #aefb017b
 BLUE, ORANGE, GREY = '#0072b2', '#d55e00', '#9a9a9a'
 CURVES: dict[str, dict] = { # how each baseline is drawn
     'hold': {'color': GREY, 'linestyle': ':'}, 'buy and hold': {'color': ORANGE},
     'ideal': {'color': '#9fd3f2', 'linewidth': 4}, 'optimum': {'color': BLUE, 'linestyle': '--', 'linewidth': 1.2}}
 
-# %% ../../nbs/council/25_evaluation.ipynb #aefb017b
+# %% ../../nbs/council/25_evaluation.ipynb #4f1c09b2
 def draw_price(
     ax: 'Axes', # where to draw
     trace: Trace, # a whole run
@@ -177,13 +166,13 @@ def draw_price(
     ax.set(ylabel=f'{trace.ticker}, USD')
     ax.legend(frameon=False, fontsize=8)
 
-# %% ../../nbs/council/25_evaluation.ipynb #47c41cf4
+
 def draw_values(
     ax: 'Axes', # where to draw
-    results: Iterable[Result], # the run first, then the baselines
+    runs: Iterable[PolicyRun], # the run first, then the baselines
 ) -> None:
     "Portfolio values of the run and of its baselines."
-    run, *others = results
+    run, *others = runs
     ax.plot(run.values, color='black', linewidth=1.8, label=run.policy.replace('_', ' '))
     for other in others: ax.plot(other.values, label=other.policy, **CURVES[other.policy])
     ax.set(ylabel='portfolio, USD')
@@ -223,9 +212,9 @@ def headline(
     run, _, buy_and_hold, *_ = (result.row['total_return'] for result in comparison.results)
     trace = comparison.trace
     against = 'ahead of' if run > buy_and_hold else 'behind' if run < buy_and_hold else 'level with'
-    clock = 'filled at the close' if trace.timing == 'close' else 'filled at the next open'
+    filled = 'filled at the close' if trace.timing == 'close' else 'filled at the next open'
     name = trace.council.replace('_', ' ')
-    return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {clock}'
+    return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {filled}'
 
 # %% ../../nbs/council/25_evaluation.ipynb #180c9129
 def episode_figure(
@@ -242,7 +231,7 @@ def episode_figure(
     figure.suptitle(headline(comparison), y=0.985)
     return figure
 
-# %% ../../nbs/council/25_evaluation.ipynb #6935a0b9
+
 def figure_png(
     figure: 'Figure', # a drawn figure
     dpi: int = 100, # dots per inch
@@ -253,7 +242,7 @@ def figure_png(
     figure.savefig(buffer, format='png', dpi=dpi, metadata={'Software': None})
     return buffer.getvalue()
 
-# %% ../../nbs/council/25_evaluation.ipynb #98128d9f
+
 def write_picture(
     path: str | Path, # a .png file; its folder is made
     figure: 'Figure', # a drawn figure
