@@ -12,7 +12,8 @@ import pytest
 from stocker.market.charts import chart_png
 from stocker.market.core import (
     DataError, ForumPost, Headline, MacroEvent, MarketObservation, StockerError, Timing, canonical_json)
-from stocker.market.data import import_forum, load_prices, load_table
+from stocker.market.data import load_prices, load_table
+from stocker.market.facts import import_forum
 from stocker.market.episodes import (
     BAR_SESSIONS, COMMODITIES, FACT_TABLES, FEATURES, MACRO_DAYS, MARKET, NEWS_DAYS, TASKS, Earnings, Episode, Facts,
     Timeline, decision_time, facts_of, fundamentals, load_facts, load_peers, load_task, season)

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 import pandas as pd
 
 from .core import DataError, Headline, file_stem, need
-from .data import EARLIEST_POST, LATEST_POST
+from .facts import EARLIEST_POST, LATEST_POST
 from .episodes import NEW_YORK, Timeline, moment
 
 # %% ../../nbs/market/08_headlines.ipynb #31a7b56f
