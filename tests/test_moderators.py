@@ -1,4 +1,4 @@
-"""The logistic moderator: it finds the seat that knows, learns nothing from the future, and refuses what is no moderator."""
+"""The logistic moderator: it finds the seat that knows, learns nothing from the future, refuses what is none."""
 import json
 import math
 from dataclasses import asdict, replace
