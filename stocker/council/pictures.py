@@ -15,7 +15,7 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 from .council import Trace
-from .evaluation import BLUE, GREY, ORANGE, Comparison, PolicyRun, headline
+from .evaluation import BLUE, CURVES, ORANGE, Comparison, PolicyRun, headline
 from ..market.core import ROLES, Abstention, Vote, write_atomically
 
 # %% ../../nbs/council/27_pictures.ipynb #27a00006
@@ -150,7 +150,7 @@ def draw_price(
 
 
 LOOKS: dict[str, tuple[str, float]] = { # colour and width of each baseline
-    'hold': (GREY, 1.5), 'buy and hold': (ORANGE, 1.5), 'ideal': ('#9fd3f2', 5), 'optimum': (BLUE, 1.5)}
+    policy: (look['color'], look.get('linewidth', 1.5)) for policy, look in CURVES.items()}
 
 
 def draw_values(
