@@ -49,9 +49,9 @@ from stocker.llm.prompts import decision_in
 from stocker.trading.reward import RewardWeights
 from stocker.serving.limits import Limits
 from stocker.serving.server import (
-    SERVED_SPLITS, StockerEnvironment, create_app, http_answer, listen, served, served_rows)
+    SERVED_SPLITS, Session, StockerEnvironment, create_app, http_answer, served, served_rows)
 from stocker.serving.trials import (
-    examine, oracle_orders, play_load, play_orders, random_orders, stocker_talk, unequal_runs, write_report)
+    examine, oracle_orders, play_load, play_served, random_orders, stocker_talk, unequal_runs, write_report)
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPACE = ROOT/'space'
@@ -424,7 +424,7 @@ def test_the_plain_walk_gives_the_same_rewards(web, client):
     web.post('/reset', json={'task': 'task_easy', 'episode_id': 'oracle'})
     walked = [web.post('/step', json={'episode_id': 'oracle', 'side': side, 'quantity': quantity}).json()
               for side, quantity in orders]
-    played = play_orders(client, orders, task='task_easy')
+    played = play_served(client, orders, task='task_easy')
     assert [answer['reward'] for answer in walked] == [answer['reward'] for answer in played[1:]]
     assert walked[-1]['done']
     late = web.post('/step', json={'episode_id': 'oracle', 'side': 'hold'})
@@ -463,7 +463,7 @@ def test_a_plain_walk_that_is_left_makes_room():
 
 
 @pytest.mark.skipif(shutil.which('curl') is None, reason='curl is not installed')
-@pytest.mark.parametrize('document', ['space/README.md', 'nbs/serving/73_server.ipynb'])
+@pytest.mark.parametrize('document', ['space/README.md', 'nbs/serving/74_server.ipynb'])
 def test_what_is_written_for_curl_works(url, document):
     text = (ROOT/document).read_text()
     if document.endswith('.ipynb'):
@@ -503,12 +503,6 @@ def test_a_body_without_an_end_is_not_waited_for(url):
         assert connection.getresponse().status == 408
 
 
-def test_short_answers_are_sent_at_once():
-    with listen('127.0.0.1', 0) as listener, socket.create_connection(listener.getsockname()):
-        connection, _ = listener.accept()
-    with connection: assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def test_a_connection_that_asks_nothing_is_closed():
     with served(Limits(body_seconds=1.0)) as url:
         place = ('127.0.0.1', int(url.rsplit(':', 1)[1]))
@@ -526,21 +520,6 @@ def test_a_connection_that_asks_nothing_is_closed():
         for one in (silent, slow, again):
             while one.recv(1_000): pass
             one.close()
-
-
-def test_the_table_of_runs_has_an_end():
-    with served(Limits(max_sessions=2)) as url, httpx.Client(base_url=url, trust_env=False) as web:
-        for name in ('a', 'b'): assert web.post('/reset', json={'episode_id': name}).status_code == 200
-        assert web.post('/reset', json={'episode_id': 'c'}).status_code == 503
-        assert web.post('/reset', json={'episode_id': 'b'}).status_code == 200
-        while not web.post('/step', json={'episode_id': 'a', 'side': 'hold'}).json()['done']: pass
-        assert web.post('/reset', json={'episode_id': 'c'}).status_code == 200
-        assert web.get('/state', params={'episode_id': 'a'}).status_code == 404
-
-
-def test_limits_are_limits():
-    for name, value in zip(vars(Limits()), (0, -1, float('inf'), float('nan'))):
-        with pytest.raises(StockerError, match='above zero'): Limits(**{name: value})
 
 
 # Nothing is given away
@@ -580,15 +559,6 @@ def test_the_client_in_a_running_loop(url):
     async def cell():
         with StockerClient(url).sync() as one: return one.reset(task='task_easy').observation.task
     assert asyncio.run(cell()) == 'task_easy'
-
-
-def test_the_client_in_asynchronous_code(url):
-    async def cell():
-        async with StockerClient(url) as one, StockerClient(url) as other:
-            await asyncio.gather(one.reset(task='task_easy'), other.reset(task='task_hard'))
-            steps = await asyncio.gather(one.step(StockerAction(side='buy', quantity=1)), other.step({'side': 'hold'}))
-            return [step.observation.shares for step in steps], (await other.state()).task
-    assert asyncio.run(cell()) == ([1, 0], 'task_hard')
 
 
 def test_without_openenv_the_modules_say_what_to_install():
@@ -639,10 +609,10 @@ def test_openenv_grades_a_run(url):
 def faulty(change):
     "A view of a run with a fault in it."
     def view(session, *rest):
-        seen = server_view(session, *rest)
+        seen = plain_view(session, *rest)
         change(session, seen)
         return seen
-    return view
+    return Session, 'view', view
 
 
 def random_cash(session, seen): seen.cash += float(np.random.default_rng().random())
@@ -660,26 +630,25 @@ def paid_for_trading(session, seen): seen.reward = seen.reward and seen.reward +
 def cash_of_another(session, seen): LAST['cash'], seen.cash = seen.cash, LAST.get('cash', seen.cash)
 
 
-def tomorrow(session, seen): seen.price = session.run.course.closes[min(session.run.step + 1, seen.steps - 1)]
+def tomorrow(session, seen): seen.price = session.run.known[min(session.run.step + 1, seen.steps - 1)]
 
 
-server_view, server_choice, server_state = (
-    server_module.client_view, server_module.choose_served, server_module.session_state)
+plain_view, plain_state, server_choice = Session.view, Session.state.fget, server_module.choose_served
 LAST = {}
 PLANTED = {
-    'seed_control': ('choose_served', lambda asked, random, own: server_choice(asked, np.random.default_rng(0), own)),
-    'episode_determinism': ('client_view', faulty(random_cash)), 'oracle_max': ('client_view', faulty(half_reward)),
-    'floor_gap': ('client_view', faulty(paid_for_coming)), 'canary_floor': ('client_view', faulty(paid_for_trading)),
-    'no_solution_leakage': ('client_view', faulty(tomorrow)),
-    'episode_isolation': ('client_view', faulty(cash_of_another)),
-    'replayability': ('session_state', lambda session: server_state(session).model_copy(update={'cash': 0.0}))}
+    'seed_control': (server_module, 'choose_served',
+                     lambda asked, random, own: server_choice(asked, np.random.default_rng(0), own)),
+    'episode_determinism': faulty(random_cash), 'oracle_max': faulty(half_reward), 'floor_gap': faulty(paid_for_coming),
+    'canary_floor': faulty(paid_for_trading), 'no_solution_leakage': faulty(tomorrow),
+    'episode_isolation': faulty(cash_of_another),
+    'replayability': (Session, 'state', property(lambda run: plain_state(run).model_copy(update={'cash': 0.0})))}
 
 
 @pytest.mark.parametrize('name', PLANTED)
 def test_each_check_finds_the_fault_it_is_for(url, monkeypatch, name):
     monkeypatch.setattr(trials, 'TASKS', {'task_easy': TASKS['task_easy']})
     LAST.clear()
-    monkeypatch.setattr(server_module, *PLANTED[name])
+    monkeypatch.setattr(*PLANTED[name])
     check = getattr(trials, name)(url)
     assert not check.passed and check.check_id.endswith(name)
 
@@ -825,7 +794,7 @@ def test_what_the_space_says_can_be_done(url, monkeypatch, capsys):
 
 
 def test_the_turns_for_verifiers_play_an_episode(url):
-    notebook = json.loads((ROOT/'nbs'/'serving'/'74_trials.ipynb').read_text())
+    notebook = json.loads((ROOT/'nbs'/'serving'/'75_trials.ipynb').read_text())
     text = next(text for cell in notebook['cells'] if 'class StockerTurns' in (text := ''.join(cell['source'])))
     code = re.search(r'```python\n(.*?)```', text, re.S)[1].replace('http://127.0.0.1:8000', url)
     stand_in = types.SimpleNamespace(MultiTurnEnv=object, UserMessage=types.SimpleNamespace, cleanup=lambda made: made)
