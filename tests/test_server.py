@@ -178,18 +178,6 @@ def test_the_first_day_of_an_empty_record_over_the_wire():
     assert None in seen['indicators'].values() and all(type(seen[name]) is int for name in ('step', 'steps', 'shares'))
 
 
-def test_names_and_counts(client):
-    first = client.reset(task='task_easy', episode_id='my-run').observation
-    assert (first.episode_id, first.step, first.reward, first.reward_parts) == ('my-run', 0, None, None)
-    assert (client.state().episode_id, client.state().step_count) == ('my-run', 0)
-    client.step({'side': 'hold'})
-    assert client.state().step_count == 1
-    assert client.reset().observation.episode_id not in ('my-run', client.reset().observation.episode_id)
-
-
-def test_every_bar_that_was_asked_for(client):
-    for count in (1, 20, 260): assert len(client.reset(bars=count).observation.bars) == count
-
 
 def test_the_reward_tree_has_names_and_adds_up():
     environment, weights = StockerEnvironment(), RewardWeights()
@@ -240,18 +228,6 @@ def test_splits_and_tasks_over_http(web):
     assert web.get('/other/splits').status_code == 404
 
 
-def test_openenv_takes_it_for_what_it_is():
-    from openenv.core.env_server.interfaces import Environment, TaskProvider
-    questions = [name for name in vars(TaskProvider) if not name.startswith('_')]
-    assert len(questions) == 5 and all(callable(getattr(StockerEnvironment, name)) for name in questions)
-    assert issubclass(StockerEnvironment, Environment) and StockerEnvironment.SUPPORTS_CONCURRENT_SESSIONS
-
-
-def test_splits_keep_their_periods():
-    days = {split: [(row['first'], row['last']) for row in served_rows(split)] for split in SERVED_SPLITS}
-    assert max(last for _, last in days['train']) < '2021-01-01' <= min(first for first, _ in days['validation'])
-    assert max(last for _, last in days['validation']) < min(first for first, _ in days['tasks'])
-    assert max(last for _, last in days['tasks']) < '2025-02-01' <= min(first for first, _ in days['test'])
 
 
 def test_a_listed_task_can_be_played_by_place_and_by_name(client):
@@ -259,13 +235,6 @@ def test_a_listed_task_can_be_played_by_place_and_by_name(client):
     named = client.reset(task=served_rows('validation')[5]['name']).observation
     assert (listed.task, listed.bars) == (named.task, named.bars)
 
-
-def test_metadata_and_schemas(web):
-    about, schema = web.get('/metadata').json(), web.get('/schema').json()
-    assert about['name'] == 'stocker' and about['version']
-    assert set(schema['action']['properties']) == {'metadata', 'side', 'quantity'}
-    assert {'episode_id', 'bars', 'reward', 'done'} <= set(schema['observation']['properties'])
-    assert {'episode_id', 'step_count', 'peak'} <= set(schema['state']['properties'])
 
 
 # Who is kept apart from whom
@@ -406,17 +375,6 @@ def test_a_long_thought_is_not_a_lost_client(monkeypatch):
 
 # Plain HTTP
 
-def test_the_plain_walk(web):
-    first = web.post('/reset').json()
-    name = first['observation']['episode_id']
-    assert first['reward'] is None and first['done'] is False
-    step = web.post('/step', json={'episode_id': name, 'side': 'buy', 'quantity': 5}).json()
-    assert step['observation']['shares'] == 5 and step['observation']['episode_id'] == name
-    assert web.get('/state', params={'episode_id': name}).json()['step_count'] == 1
-    other = web.post('/reset', json={'task': 'task_easy'}).json()['observation']
-    assert other['shares'] == 0 and other['episode_id'] != name
-    again = web.post('/reset', json={'episode_id': name}).json()['observation']
-    assert (again['shares'], again['episode_id']) == (0, name)
 
 
 def test_the_plain_walk_gives_the_same_rewards(web, client):
@@ -546,11 +504,6 @@ def test_no_path_variable_or_key_in_any_answer(url, web, monkeypatch):
         answers += [json.dumps(ask(one, message)) for message in messages]
     assert [secret for secret in TOO_MUCH if secret in ' '.join(answers)] == []
 
-
-def test_tasks_tell_nothing_of_what_happened():
-    for split in SERVED_SPLITS:
-        for task in StockerEnvironment().list_tasks(split):
-            assert set(task) == {'id', 'split', 'index', 'ticker', 'first', 'last', 'reset'}
 
 
 # The client
@@ -686,16 +639,6 @@ def test_the_page_of_openenv(monkeypatch, tmp_path):
         assert [secret for secret in TOO_MUCH if secret in ' '.join(answers)] == []
         assert {page.post(f'/web/{name}', json={}).status_code for name in ('reset', 'step', 'state')} <= {404, 405}
 
-
-def test_gymnasium_plays_several_at_once():
-    several = gymnasium.make_vec('Stocker-v0', num_envs=3, vectorization_mode='sync', task='task_hard')
-    single, rng = StockerEnv('task_hard'), np.random.default_rng(0)
-    several.reset(seed=1)
-    actions = np.stack([rng.integers(0, 3, (42, 3)), rng.integers(0, 50, (42, 3))], axis=2)
-    rewards = np.array([several.step(action)[1] for action in actions])
-    for place in range(3):
-        single.reset()
-        assert rewards[:, place].tolist() == [single.step(action[place])[1] for action in actions]
 
 
 def test_the_command_listens_on_this_machine_only(command, monkeypatch):
