@@ -38,10 +38,10 @@ FRONT_DOOR: dict[str, tuple[str, str]] = { # name -> the module that holds it, a
     'audit': ('trust.audit', 'Try to catch this project at looking ahead, losing data, or letting something in.'),
 }
 
-# %% ../nbs/93_front_door.ipynb #7c96a874
+# %% ../nbs/93_front_door.ipynb #465d44a3
 _all_ = ['load_task', 'TASKS', 'Episode', 'load_corpus', 'StockerEnv', 'simulate_rewards', 'RewardWeights',
-         'TradeAction', 'Vote', 'Council', 'rule_council', 'language_council', 'play', 'collect_votes', 'compare', 'planted_world',
-         'evaluate', 'sweep', 'train', 'judge', 'write_report', 'audit']
+         'TradeAction', 'Vote', 'Council', 'rule_council', 'language_council', 'play', 'collect_votes',
+         'compare', 'planted_world', 'evaluate', 'sweep', 'train', 'judge', 'write_report', 'audit']
 
 # %% ../nbs/93_front_door.ipynb #0b1843a1
 def __getattr__(

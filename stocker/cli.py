@@ -478,7 +478,8 @@ def build(
     end: Annotated[str | None, typer.Option(help='last day, ISO date')] = None,
 ) -> None:
     "Build the data set: prices, indicators, facts, charts, hindsight."
-    from stocker.market.data import FolderSource, YahooSource, import_forum
+    from stocker.market.data import FolderSource, YahooSource
+    from stocker.market.facts import import_forum
     from stocker.trading.dataset import LAST_DAY, build_dataset
     if source != 'yahoo' and not Path(source).is_dir():
         raise StockerError(f"{source}: no such folder; name a folder of CSV files, or 'yahoo'")

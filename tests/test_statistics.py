@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.trading.accounting import ALL_SHARES
+from stocker.trading.orders import ALL_SHARES
 from stocker.market.core import Decision, StockerError, TradeAction, plain
 from stocker.council.council import vote_mean, vote_mean_all_in
 from stocker.trading.env import StockerEnv
@@ -15,7 +15,7 @@ from stocker.council.evaluation import performance
 from stocker.trading.reward import RewardWeights
 from stocker.studies.statistics import (
     BASELINE_POLICIES, FEWEST_BLOCKS, Difference, OrderMaker, block_interval, bootstrap_means, compare_with,
-    difference_figure, episode_dots, evaluate, joint_name, paired_difference, play_policies, rotated_orders, run_row,
+    difference_figure, episode_dots, evaluate, joint_name, paired_difference, play_policies, rotated_runs, run_row,
     student_quantile, summarise, tail_share, time_blocks, verdict)
 from stocker.studies.worlds import follow, placebo_world, planted_world
 
@@ -103,7 +103,7 @@ def test_a_portfolio_that_falls_to_nothing_has_a_return_and_a_drawdown_only():
     json.dumps(plain(figures), allow_nan=False)
 
 
-def test_clocks_are_not_averaged_together():
+def test_timings_are_not_averaged_together():
     both = [planted_world(206, 2, timing=timing).episodes for timing in ('close', 'next_open')]
     buy = {'buy and hold': BASELINE_POLICIES['buy and hold']}
     means = summarise(pd.concat([evaluate(buy, episodes) for episodes in both]))
@@ -111,11 +111,8 @@ def test_clocks_are_not_averaged_together():
     assert means.loc[('buy and hold', 'close'), 'return'] == summarise(evaluate(buy, both[0]))['return'].item()
 
 
-def test_nothing_to_evaluate_is_refused(world):
-    for policies, episodes in (({}, world.episodes), (BASELINE_POLICIES, [])):
-        with pytest.raises(StockerError, match='nothing to evaluate'): evaluate(policies, episodes)
-    with pytest.raises(StockerError, match="no policy 'nobody'"):
-        evaluate(BASELINE_POLICIES, world.episodes, random_like=['nobody'])
+def test_nothing_to_evaluate_is_refused():
+    with pytest.raises(StockerError, match='nothing to evaluate'): evaluate(BASELINE_POLICIES, [])
 
 
 # Random rivals
@@ -124,9 +121,10 @@ def test_nothing_to_evaluate_is_refused(world):
 def test_a_random_rival_keeps_exposure_and_turnover(world, moderator):
     for voted in world.episodes[:4]:
         run = play_policies({'own': moderator}, voted, RewardWeights())['own']
-        orders = rotated_orders(voted, run, np.arange(1, 30), 0.001)
-        rival = OrderMaker(lambda voted, weights, orders=orders: orders[:, 7])
-        row = run_row(voted, play_policies({'rival': rival}, voted, RewardWeights())['rival'])
+        rival = rotated_runs(voted, run, np.arange(1, 30), RewardWeights())[7]
+        replayed = play_policies({'rival': OrderMaker(lambda voted, weights: rival.traded)}, voted, RewardWeights())
+        assert replayed['rival'].rewards.tolist() == pytest.approx(rival.rewards.tolist(), abs=0.0101)
+        row = run_row(voted, rival)
         own = run_row(voted, run)
         assert row['exposure'] == pytest.approx(own['exposure'], abs=0.08)
         assert abs(row['trades'] - own['trades']) <= 4
@@ -201,7 +199,6 @@ def test_blocks_follow_the_calendar():
     assert time_blocks(days, 'Q').tolist() == [0, 1, 1, 2, 3]
     assert time_blocks(days, 'Y').tolist() == [0, 1, 1, 1, 2]
     assert time_blocks([]).tolist() == []
-    with pytest.raises(StockerError, match='every'): time_blocks(days, 'W')
 
 
 def test_a_known_difference_is_found_and_its_sign_turns_with_the_order():
@@ -261,28 +258,8 @@ def test_episodes_that_one_policy_has_not_played_are_left_out():
     assert (found.episodes, found.note) == (38, '2 episodes left out, where a figure is missing')
 
 
-def test_faulty_requests_are_refused():
-    table = made_table([1.0] * 40)
-    for wrong, message in (({'one': 'nobody'}, "no policy 'nobody'"), ({'column': 'luck'}, "no column 'luck'"),
-                           ({'level': 95}, 'level = 95'), ({'every': 'W'}, 'every')):
-        with pytest.raises(StockerError, match=message):
-            paired_difference(table, **{'one': 'one', 'other': 'other', **wrong})
-    with pytest.raises(StockerError, match='played an episode twice'):
-        paired_difference(pd.concat([table, table]), 'one', 'other')
-
-
-def test_seeds_of_one_policy_are_averaged_and_not_counted_as_evidence(table):
-    seeds = [f'trained, seed {i}' for i in range(3)]
-    copies = pd.concat([table, *(table[table['policy'] == 'follow'].assign(policy=name) for name in seeds)])
-    one, three = paired_difference(table, 'follow', 'vote mean'), paired_difference(copies, seeds, 'vote mean')
-    assert (three.low, three.high) == (one.low, one.high)
-    assert three.by_seed == pytest.approx([one.mean] * 3)
-    assert three.one == 'trained' and 'in 3 of 3 seeds' in verdict(three)
-
-
 @pytest.mark.parametrize('names, joint', [
-    (['trained, seed 1', 'trained, seed 2'], 'trained'), (['a'], 'a'), (['grpo-1', 'grpo-2'], 'grpo'),
-    (['left', 'right'], 'left and right'), (['seed 1', 'seed 2'], 'seed 1 and seed 2')])
+    (['a'], 'a'), (['grpo-1', 'grpo-2'], 'grpo'), (['seed 1', 'seed 2'], 'seed 1 and seed 2')])
 def test_seeds_share_a_name(names, joint):
     assert joint_name(names) == joint
 
@@ -318,7 +295,6 @@ def test_pictures_do_not_depend_on_what_was_found(table):
     found = paired_difference(table, 'follow', 'hold')
     for differences in ([found], [replace(found, low=None, high=None), replace(found, mean=None, low=None)]):
         difference_figure(differences, 'title').savefig(BytesIO())
-    with pytest.raises(StockerError, match='no difference'): difference_figure([], 'title')
     episode_dots(table.assign(total_reward=np.nan), 'total_reward', 'title').savefig(BytesIO())
 
 

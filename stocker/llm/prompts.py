@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..trading.accounting import affordable_quantity
+from ..trading.orders import affordable_quantity
 from .answers import TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, read_trade, read_vote
 from ..council.cache import CachedSpecialist, VoteCache
 from ..market.charts import CHART_AVERAGES, CHART_SESSIONS, chart_png

@@ -25,8 +25,8 @@ from tqdm import tqdm
 from ..market.charts import CHART_SIZE, write_charts
 from ..market.core import DataError, Timing, canonical_json, data_path
 from ..market.data import (
-    PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_forum, read_headlines, read_macro,
-    read_quarterly_eps, read_table, sha256_of, trailing_earnings, write_table)
+    PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_table, sha256_of, write_table)
+from ..market.facts import read_forum, read_headlines, read_macro, read_quarterly_eps, trailing_earnings
 from stocker.market.episodes import (
     COMMODITIES, MARKET, PEERS, TASKS, Episode, chart_jobs, chart_path, iso_day, load_task, session_closes,
     task_episode)
@@ -152,7 +152,7 @@ def fact_tables(
 def decisions(
     episodes: Iterable[Episode], # the tasks
 ) -> Iterator[tuple]: # an episode's ticker, date, clock and observation, one for each decision
-    "Every decision of the episodes under both clocks."
+    "Every decision of the episodes under both timings."
     for episode in episodes:
         for timing in Timing:
             for look in episode.observations(timing):

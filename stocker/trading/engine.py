@@ -7,7 +7,7 @@ __all__ = ['WORTH_COMPILING', 'PLAIN_STEPS', 'WORTH_THREADS', 'max_drawdown', 'M
            'beginnings', 'simulate', 'signed_orders', 'play_orders', 'value_orders', 'prepare_path', 'market_path',
            'stack_paths']
 
-# %% ../../nbs/trading/13_engine.ipynb #820ab779
+# %% ../../nbs/trading/13_engine.ipynb #f3f139f8
 import hashlib
 import math
 import os
@@ -23,7 +23,8 @@ import numpy as np
 
 from ..market.core import Decision, Portfolio, StockerError, Timing, as_timing, cache_folder
 from ..market.episodes import Episode, Market
-from .orders import affordable_quantity, fill_order, greedy_orders, optimal_orders, switch_orders
+from .orders import (
+    ALL_SHARES, affordable_quantity, fill_order, greedy_orders, optimal_orders, switch_orders)
 from .reward import (
     RewardTerms, RewardWeights, bounded, ideal_scale, inflation_growth, reward_terms, trajectory_bonus)
 
@@ -119,7 +120,7 @@ class Start(NamedTuple):
     peak: float | np.ndarray # highest portfolio value so far, USD
     max_drawdown: float | np.ndarray # worst fall from a peak so far, as a fraction
 
-# %% ../../nbs/trading/13_engine.ipynb #35a4e72f
+# %% ../../nbs/trading/13_engine.ipynb #d9bddcd0
 class Run:
     "One portfolio on its way along a path."
 
@@ -160,7 +161,8 @@ class Run:
         t = self.step
         price, mark, ideal = self._rows[t]
         fee, scale, end, growth, w_performance, w_inflation = self._numbers
-        wanted = 0.0 if side == 0 or quantity <= 0 else float(quantity) if side == 1 else -float(quantity)
+        size = 0.0 if side == 0 or quantity <= 0 else float(quantity) if quantity < ALL_SHARES else ALL_SHARES
+        wanted = size if side == 1 else 0.0 - size
         self.cash, self.shares, self.peak, self.max_drawdown, traded, self.value = value_step(
             self.cash, self.shares, self.peak, self.max_drawdown, wanted, price, mark, fee)
         self.step, self.over, invalid = t + 1, t + 1 == len(growth), side != 0 and traded == 0.0
