@@ -576,7 +576,7 @@ def test_a_cache_that_trusts_the_clock_is_found():
 
 def test_patience_by_the_clock_of_the_system_is_found(monkeypatch):
     assert list(attacks.clock_council_faults()) == []
-    monkeypatch.setattr('stocker.council.time', SimpleNamespace(monotonic=lambda: time.time()))
+    monkeypatch.setattr('stocker.council.council.time', SimpleNamespace(monotonic=lambda: time.time()))
     early, late = attacks.clock_council_faults()
     assert 'called late' in early and 'waited for' in late
 
