@@ -216,16 +216,17 @@ def train_demo(
     import warnings
 
     import torch
-    from stocker.training.grpo import train
-    from stocker.training.results import compile_results, judge, load_splits
+    from stocker.training.grpo import TrainingSettings, train
+    from stocker.training.questions import load_splits
+    from stocker.training.results import compile_results, judge
     from stocker.studies.statistics import paired_difference, summarise, verdict
     torch.set_num_threads(1) # a model as small as this only waits for a second one
     warnings.simplefilter('ignore', FutureWarning)
     for name, horizon in DEMO_HORIZONS.items():
         typer.echo(f'Training the pocket moderator: {name}')
         splits = load_splits(name)
-        trained = train('pocket', splits.training, splits.validation, out/f'pocket_{name}_0', horizon=horizon,
-                        num_train_epochs=1, disable_tqdm=not sys.stderr.isatty())
+        trained = train(splits, TrainingSettings(out/f'pocket_{name}_0', horizon=horizon, rounds=1,
+                                                 trainer={'disable_tqdm': not sys.stderr.isatty()}))
         for test, table in judge(trained, splits).items():
             typer.echo(f"{test}\n{summarise(table)[['total_reward', 'return', 'exposure']].round(3).to_string()}")
             typer.echo(f"{verdict(paired_difference(table, 'after', 'before'))}\n")
@@ -371,7 +372,7 @@ def train(
     credit: Annotated[str, typer.Option(help='step, horizon or episode')] = 'horizon',
     horizon: Annotated[int, typer.Option(help='decisions that count under horizon')] = 5,
     seed: Annotated[int, typer.Option(help='of everything that is drawn')] = 0,
-    rounds: Annotated[int | None, typer.Option(help='passes over the questions, renewed each time')] = None,
+    rounds: Annotated[int, typer.Option(help='passes over the questions, renewed each time')] = 3,
     prompts: Annotated[int | None, typer.Option(help='questions in a round [960 for pocket, else 256]')] = None,
     set_: Annotated[list[str] | None, typer.Option(
         '--set', metavar='NAME=VALUE', help='a field of trl.GRPOConfig; may be repeated')] = None,
@@ -389,18 +390,20 @@ def train(
     "Train the moderator with GRPO, and judge it before and after."
     from datetime import datetime
 
-    from stocker.training.grpo import train as train_moderator
-    from stocker.training.results import compile_results, judge, load_splits
     from stocker.trading.reward import RewardWeights
+    from stocker.training.grpo import TrainingSettings
+    from stocker.training.grpo import train as train_moderator
+    from stocker.training.questions import load_splits
+    from stocker.training.results import compile_results, judge
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
-    splits = load_splits(episodes, seed, timing)
     weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
+    settings = TrainingSettings(
+        out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
+        resume=resume, trainer=dict(map(setting, set_ or [])))
+    splits = load_splits(episodes, seed, timing)
     if few: splits = splits.fewer(few)
-    changes = {**dict(map(setting, set_ or [])), **({} if rounds is None else {'num_train_epochs': rounds})}
-    trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
-                              weights, resume=resume, brief=brief, demonstrations=demonstrations, curriculum=curriculum,
-                              policy_episodes=policy_episodes, **changes)
-    judge(trained, splits, weights)
+    trained = train_moderator(splits, settings)
+    judge(trained, splits)
     page = compile_results(out.parent)
     typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
 
