@@ -67,7 +67,7 @@ def show_help(
 
 
 new_app = partial(typer.Typer, callback=show_help, invoke_without_command=True, add_completion=False,
-                  pretty_exceptions_enable=False, rich_markup_mode=None) # plain text: rich takes longer to load than to read
+                  pretty_exceptions_enable=False, rich_markup_mode=None) # plain text: rich takes long to load
 app = new_app(help='A council of analysts and a moderator, trading real episodes.')
 
 # %% ../nbs/92_cli.ipynb #d6285a85
@@ -220,15 +220,16 @@ def train_demo(
 
     import torch
     from stocker.studies.statistics import paired_difference, summarise, verdict
-    from stocker.training.grpo import train
-    from stocker.training.results import compile_results, judge, load_splits
+    from stocker.training.grpo import TrainingSettings, train
+    from stocker.training.questions import load_splits
+    from stocker.training.results import compile_results, judge
     torch.set_num_threads(1) # a model as small as this only waits for a second one
     warnings.simplefilter('ignore', FutureWarning)
     for name, horizon in DEMO_HORIZONS.items():
         typer.echo(f'Training the pocket moderator: {name}')
         splits = load_splits(name)
-        trained = train('pocket', splits.training, splits.validation, out/f'pocket_{name}_0', horizon=horizon,
-                        num_train_epochs=1, disable_tqdm=not sys.stderr.isatty())
+        trained = train(splits, TrainingSettings(out/f'pocket_{name}_0', horizon=horizon, rounds=1,
+                                                 trainer={'disable_tqdm': not sys.stderr.isatty()}))
         for test, table in judge(trained, splits).items():
             typer.echo(f"{test}\n{summarise(table)[['total_reward', 'return', 'exposure']].round(3).to_string()}")
             typer.echo(f"{verdict(paired_difference(table, 'after', 'before'))}\n")
@@ -362,8 +363,8 @@ def run_corpus(
     table = run_parts(Judging(council, as_timing(timing)), parts, out/'parts', workers, ray, sys.stderr.isatty())
     write_table(table, out/f'{split}.parquet')
     figures = ['episodes', 'total_reward', 'return', 'max_drawdown', 'exposure', 'trades']
-    typer.echo(summarise(table)[figures].round(3).to_string())
-    for difference in compare_with(table, table['policy'].iloc[0], ['hold', 'buy and hold']): typer.echo(verdict(difference))
+    differences = compare_with(table, table['policy'].iloc[0], ['hold', 'buy and hold'])
+    typer.echo('\n'.join([summarise(table)[figures].round(3).to_string(), *map(verdict, differences)]))
     typer.echo(f'written to {out}')
 
 # %% ../nbs/92_cli.ipynb #1fef8bcc
@@ -378,14 +379,14 @@ def tune(
     "Grade a run again under many weights, and write down a choice with its reason."
     from stocker.council.council import write_trace
     from stocker.market.episodes import TASKS
-    from stocker.studies.tuning import choose, find_trace, read_grid, seed_grid, sweep, told, write_sweep
+    from stocker.studies.tuning import choose, find_trace, format_choice, read_grid, seed_grid, sweep, write_sweep
     settings, trace = seed_grid() if grid is None else read_grid(grid), find_trace(source)
     place = Path(source)
     folder = out or (Path('runs', f'tune-{source}') if source in TASKS else place if place.is_dir() else place.parent)
     table = sweep(trace, settings)
     if source in TASKS: write_trace(trace, folder/'trace.jsonl')
     files = write_sweep(folder, trace, table)
-    typer.echo(f"{told(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
+    typer.echo(f"{format_choice(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
 # %% ../nbs/92_cli.ipynb #09c9ed9d
 def setting(
@@ -406,7 +407,7 @@ def train(
     credit: Annotated[str, typer.Option(help='step, horizon or episode')] = 'horizon',
     horizon: Annotated[int, typer.Option(help='decisions that count under horizon')] = 5,
     seed: Annotated[int, typer.Option(help='of everything that is drawn')] = 0,
-    rounds: Annotated[int | None, typer.Option(help='passes over the questions, renewed each time')] = None,
+    rounds: Annotated[int, typer.Option(help='passes over the questions, renewed each time')] = 3,
     prompts: Annotated[int | None, typer.Option(help='questions in a round [960 for pocket, else 256]')] = None,
     set_: Annotated[list[str] | None, typer.Option(
         '--set', metavar='NAME=VALUE', help='a field of trl.GRPOConfig; may be repeated')] = None,
@@ -425,17 +426,18 @@ def train(
     from datetime import datetime
 
     from stocker.trading.reward import RewardWeights
+    from stocker.training.grpo import TrainingSettings
     from stocker.training.grpo import train as train_moderator
-    from stocker.training.results import compile_results, judge, load_splits
+    from stocker.training.questions import load_splits
+    from stocker.training.results import compile_results, judge
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
     splits = load_splits(episodes, seed, timing)
-    weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
     if few: splits = splits.fewer(few)
-    changes = {**dict(map(setting, set_ or [])), **({} if rounds is None else {'num_train_epochs': rounds})}
-    trained = train_moderator(model, splits.training, splits.validation, out, credit, horizon, seed, prompts,
-                              weights, resume=resume, brief=brief, demonstrations=demonstrations, curriculum=curriculum,
-                              policy_episodes=policy_episodes, **changes)
-    judge(trained, splits, weights)
+    weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
+    trained = train_moderator(splits, TrainingSettings(
+        out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
+        resume=resume, trainer=dict(map(setting, set_ or []))))
+    judge(trained, splits)
     page = compile_results(out.parent)
     typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
 
