@@ -2,13 +2,11 @@
 import multiprocessing
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 
 from stocker.market import charts
 from stocker.market.charts import (
-    CHART_AVERAGES, CHART_SESSIONS, CHART_SIZE, chart_frame, chart_png, empty_chart, write_charts)
+    CHART_AVERAGES, CHART_SESSIONS, chart_frame, chart_png, empty_chart, write_charts)
 from stocker.market.core import Bar, DataError, StockerError
 
 
@@ -36,25 +34,9 @@ def as_bars(frame):
     return [Bar(str(date)[:10], *row) for date, row in zip(frame.index, frame.itertuples(index=False))]
 
 
-def chunks(png):
-    place, kinds = 8, []
-    while place < len(png):
-        size, kind = struct.unpack('>I4s', png[place:place + 8])
-        kinds.append(kind)
-        place += size + 12
-    return kinds
-
-
 def open_figures():
     import matplotlib.pyplot as plt
     return plt.get_fignums()
-
-
-def test_a_png_of_the_right_size_without_metadata():
-    png = chart_png(walk(260), 'AAPL, 2023-08-02')
-    assert struct.unpack('>II', png[16:24]) == (CHART_SIZE, CHART_SIZE)
-    assert chunks(png) == [b'IHDR', b'PLTE', b'IDAT', b'IEND']
-    assert len(png) < 32_000   # 126 of them stay under 4 MB
 
 
 def test_the_same_bars_give_the_same_bytes_whatever_was_drawn_before():
@@ -192,16 +174,6 @@ def test_thirty_charts_of_which_one_fails_leave_no_figure_and_no_warning(monkeyp
     assert chart_png(frame) == clean
 
 
-def test_eight_threads_draw_what_one_does():
-    tickers = [(walk(80, seed=number, level=10.0 * 2**number), f'share {number}') for number in range(8)]
-    alone, start = [chart_png(*job) for job in tickers], threading.Barrier(8)
-    def twenty(job):
-        start.wait()
-        return {chart_png(*job) for _ in range(20)}
-    with ThreadPoolExecutor(8) as pool: together = list(pool.map(twenty, tickers))
-    assert together == [{png} for png in alone] and len(set(alone)) == 8
-
-
 def draw_into(pipe, frame):
     pipe.send(chart_png(frame))
 
@@ -233,54 +205,23 @@ def jobs_in(folder, count):
     return [(folder/f'{number}.png', as_bars(frame[:240 + number]), f'chart {number}') for number in range(count)]
 
 
-@pytest.mark.parametrize('workers, count', [(1, 3), (None, 3), (2, 33)])
-def test_many_charts_are_the_same_charts(tmp_path, workers, count):
-    jobs = jobs_in(tmp_path/'charts', count)
-    write_charts(jobs, workers=workers, progress=False)
+def test_many_charts_are_the_same_charts(tmp_path):
+    jobs = jobs_in(tmp_path/'charts', 10)
+    write_charts(jobs, progress=False)
     assert sorted(p.name for p in (tmp_path/'charts').iterdir()) == sorted(p.name for p, _, _ in jobs)
-    for path, bars, title in jobs[::8]: assert path.read_bytes() == chart_png(bars, title)
+    for path, bars, title in jobs[::4]: assert path.read_bytes() == chart_png(bars, title)
 
 
 def test_no_chart_is_drawn_if_one_cannot_be(tmp_path):
     bad = tmp_path/'bad.png', [Bar('2023-08-01', 1, 2, 0.5, float('nan'), 7)], ''
     jobs = [*jobs_in(tmp_path/'charts', 40), bad]
-    with pytest.raises(StockerError, match=r'bad\.png: 2023-08-01: close is missing'): write_charts(jobs, workers=2)
+    with pytest.raises(StockerError, match=r'bad\.png: 2023-08-01: close is missing'): write_charts(jobs)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_to_draw_is_no_error(capsys):
     write_charts([])
     assert capsys.readouterr() == ('', '')
-
-
-def test_a_worker_that_cannot_write_is_heard(tmp_path):
-    (tmp_path/'file').write_text('')
-    with pytest.raises(StockerError, match='not drawn: (FileExistsError|NotADirectoryError|FileNotFoundError)'):
-        charts.draw_elsewhere(charts.deque([charts.ChartJob(tmp_path/'file'/'a.png', walk(20), '')]), list)
-
-
-def test_a_worker_that_dies_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(charts, 'WORKER_COMMAND', 'import os; os._exit(3)')
-    queue = charts.deque([charts.ChartJob(tmp_path/f'{i}.png', walk(250), '') for i in range(3)])
-    with pytest.raises(StockerError, match=r'0\.png: the chart was not drawn: its process ended'):
-        charts.draw_elsewhere(queue, list)
-    assert not queue and list(tmp_path.iterdir()) == []
-
-
-def test_a_script_without_a_main_guard_runs_once(tmp_path):
-    script = tmp_path/'script.py'
-    script.write_text(f'''
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from test_charts import jobs_in
-from stocker.market.charts import write_charts
-print('started')
-write_charts(jobs_in(Path({str(tmp_path/'charts')!r}), 33), workers=2, progress=False)
-''')
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'started\n', '')
-    assert len(list((tmp_path/'charts').iterdir())) == 33
 
 
 def test_no_progress_bar_for_what_is_quick(tmp_path, capsys):
@@ -290,7 +231,7 @@ def test_no_progress_bar_for_what_is_quick(tmp_path, capsys):
 
 def test_works_without_ipywidgets(tmp_path):
     code = ("import sys; sys.modules['ipywidgets'] = None\n"
-            "from pathlib import Path; from test_charts import jobs_in; from stocker.market.charts import write_charts\n"
+            'from pathlib import Path; from test_charts import jobs_in, write_charts\n'
             f"write_charts(jobs_in(Path({str(tmp_path)!r}), 2))")
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr

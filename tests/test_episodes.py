@@ -16,10 +16,10 @@ from stocker.market.data import load_prices, load_table
 from stocker.market.facts import import_forum
 from stocker.market.episodes import (
     BAR_SESSIONS, COMMODITIES, FACT_TABLES, FEATURES, MACRO_DAYS, MARKET, NEWS_DAYS, TASKS, Earnings, Episode, Facts,
-    Timeline, decision_time, facts_of, fundamentals, load_facts, load_peers, load_task, season)
+    Timeline, decision_time, facts_of, fundamentals, load_facts, load_task, relations_of, season)
 
 NEW_YORK = ZoneInfo('America/New_York')
-CLOCKS = {'close': (15, 55), 'next_open': (18, 0)} # New York time on a day of usual length
+TIMINGS = {'close': (15, 55), 'next_open': (18, 0)} # New York time on a day of usual length
 UNITS = ('s', 'ms', 'us', 'ns')
 RESULTS = [('task_easy', '2023-08-03'), ('task_medium', '2024-01-25'), ('task_hard', '2022-10-26')]
 
@@ -75,7 +75,7 @@ def later_replaced(facts, moment, name):
 def without_future(episode, step, timing, seed):
     "The one decision of an episode, made again from tables in which everything later is different."
     rng, session = np.random.default_rng(seed), pd.Timestamp(episode.dates[step])
-    hour, minute = CLOCKS[timing]
+    hour, minute = TIMINGS[timing]
     moment = datetime(session.year, session.month, session.day, hour, minute, tzinfo=NEW_YORK)
     peers = {}
     for symbol, (relation, table) in episode.peers.items():
@@ -87,7 +87,7 @@ def without_future(episode, step, timing, seed):
     return replace(episode, prices=prices, first=episode.first + step, steps=1, facts=facts, peers=peers)
 
 
-@pytest.mark.parametrize('timing', CLOCKS)
+@pytest.mark.parametrize('timing', TIMINGS)
 @pytest.mark.parametrize('task', TASKS)
 def test_no_byte_of_an_observation_depends_on_what_comes_after_the_decision(task, timing):
     "On every decision day: the observation, the row of features, and the bars that the chart is drawn from."
@@ -116,7 +116,7 @@ def test_the_chart_does_not_depend_on_later_bars(task, step):
     assert chart_png(again.bars, title) == chart_png(look.bars, title)
 
 
-@pytest.mark.parametrize('timing', CLOCKS)
+@pytest.mark.parametrize('timing', TIMINGS)
 def test_every_kind_of_later_change_would_have_been_noticed_a_day_earlier(timing):
     "The tables that are changed above matter: the same changes before the decision are seen."
     episode = load_task('task_easy')
@@ -171,7 +171,7 @@ def test_meta_fell_by_a_quarter_in_that_night_and_the_close_could_not_know():
     ('2023-11-06', '2023-11-06T15:55:00-05:00', '2023-11-06T18:00:00-05:00'),
     ('2024-03-08', '2024-03-08T15:55:00-05:00', '2024-03-08T18:00:00-05:00'),
     ('2024-03-11', '2024-03-11T15:55:00-04:00', '2024-03-11T18:00:00-04:00')])
-def test_decisions_follow_half_days_and_the_clock_change(session, close, evening):
+def test_decisions_follow_half_days_and_daylight_saving(session, close, evening):
     assert decision_time(session, Timing.CLOSE).isoformat() == close
     assert decision_time(session, Timing.NEXT_OPEN).isoformat() == evening
 
@@ -206,7 +206,7 @@ def test_a_fact_of_exactly_the_decision_time_is_visible_and_one_second_later_it_
     assert seen_on('2021-11-11', timing, facts)[-1] == f'2021-11-10T{late}-05:00'
 
 
-def test_the_look_back_is_seven_days_of_24_hours_also_over_the_clock_change():
+def test_the_look_back_is_seven_days_of_24_hours_also_over_daylight_saving():
     "On 9 November 15:55 EST, seven days ago is 2 November 16:55 EDT; that very moment is just too old."
     facts = Facts(news=headlines('2021-11-02T16:55:00-04:00', '2021-11-02T16:55:01-04:00'))
     assert NEWS_DAYS == 7
@@ -329,14 +329,15 @@ def test_the_unit_of_the_dates_changes_nothing(unit):
 @pytest.mark.parametrize('ticker, start, end',
                          [('NVDA', '2024-05-20', '2024-07-01'), ('SNAP', '2022-07-01', '2022-08-31')])
 def test_a_share_of_the_data_set_over_a_window_of_its_own(ticker, start, end):
-    episode = Episode.from_prices(load_prices(ticker), ticker, start, end, facts=load_facts(ticker),
-                                  peers=load_peers(ticker))
+    peers = {symbol: (relation, load_prices(symbol)) for symbol, relation in relations_of(ticker).items()
+             if symbol != 'ORCL'} # not in the data set
+    episode = Episode.from_prices(load_prices(ticker), ticker, start, end, facts=load_facts(ticker), peers=peers)
     assert episode.dates[0] >= start and episode.dates[-1] <= end and len(episode.features) == episode.steps
     assert np.isfinite(episode.features).all() and episode.features.shape[1] == len(FEATURES)
-    for timing in CLOCKS:
+    for timing in TIMINGS:
         looks = episode.observations(timing)
         assert len(looks) == episode.steps and all(isinstance(look, MarketObservation) for look in looks)
-        assert {move.symbol for move in looks[0].peers} == {*COMMODITIES, MARKET}
+        assert {move.symbol for move in looks[0].peers} == set(peers)
         assert len(episode.market(timing).fills) == episode.steps
     assert episode.chart(0).startswith(b'\x89PNG')
 
@@ -453,7 +454,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
 
 
 @pytest.mark.parametrize('timing', ['open', '', None, 'CLOSE'])
-def test_an_unknown_clock_is_told_the_known_ones(timing):
+def test_an_unknown_timing_is_told_the_known_ones(timing):
     with pytest.raises(StockerError) as error: load_task('task_easy').observations(timing)
     assert "'close'" in one_line(error) and "'next_open'" in str(error.value)
 

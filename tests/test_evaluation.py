@@ -13,7 +13,8 @@ from stocker.trading.engine import market_path, play_orders
 from stocker.trading.env import StockerEnv
 from stocker.market.episodes import TASKS, Episode, load_task
 from stocker.council.evaluation import (
-    BASELINES, FEWEST_SESSIONS, baselines, compare, episode_figure, figure_png, headline, performance, vote_grid)
+    BASELINES, FEWEST_SESSIONS, baselines, compare, headline, performance)
+from stocker.council.pictures import episode_picture
 from stocker.trading.reward import RewardWeights
 
 EVERYWHERE = [(task, timing) for task in TASKS for timing in ('close', 'next_open')]
@@ -147,5 +148,4 @@ def test_a_comparison_does_not_depend_on_what_was_compared_before(comparison):
 
 def test_a_council_without_some_roles_can_be_drawn():
     found = compare(load_task('task_easy'), following(all_at_once))
-    assert np.isnan(vote_grid(found.trace)).all()
-    assert figure_png(episode_figure(found)).startswith(b'\x89PNG')
+    assert (204, 204, 204) in {colour for _, colour in episode_picture(found).getcolors(10_000)}

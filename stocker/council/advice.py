@@ -12,12 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from stocker.market.core import (
-    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, data_path,
-    need)
+from ..market.core import (
+    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
 from ..market.data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
 from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
-from ..market.histories import current_facts, fetch_window, relations_of, ticker_facts
+from ..market.histories import current_facts, fetch_window, relations_of
 from ..trading.reward import RewardWeights
 from .council import Council
 
@@ -120,7 +119,7 @@ def observe_latest(
     prices = current_prices(tables, failures, ticker, session)
     headlines, trouble = fetch_stories(ticker, stories)
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
-    facts = current_facts(ticker_facts(ticker, data_path()), session)
+    facts = current_facts(ticker, session)
     episode = Episode.from_prices(prices, ticker, f'{prices.index[-2]:%Y-%m-%d}', session, peers=others,
                                   facts=replace(facts, news=Timeline([*facts.news.facts, *headlines])))
     observation = episode.observations(Timing.NEXT_OPEN)[-1]

@@ -300,11 +300,9 @@ def collect_votes(
     episode: Episode, # what they look at
     timing: str | Timing = Timing.CLOSE, # when a decision is taken and filled
     seconds: float | None = None, # how long each may take; None asks one after the other and waits
-    progress: bool = False, # show a bar
 ) -> VotedEpisode:
     "Ask every specialist about every decision of an episode."
-    looks = tqdm(episode.observations(timing), desc=episode.name, unit='decision', delay=2, disable=not progress)
-    votes = tuple(ask_all(specialists, observation, seconds) for observation in looks)
+    votes = tuple(ask_all(specialists, observation, seconds) for observation in episode.observations(timing))
     return VotedEpisode(episode, as_timing(timing), votes)
 
 

@@ -4,18 +4,16 @@
 
 # %% auto #0
 __all__ = ['FEWEST_SESSIONS', 'NO_DEVIATION', 'BASELINES', 'BLUE', 'ORANGE', 'GREY', 'CURVES', 'Performance', 'performance',
-           'PolicyRun', 'baselines', 'trace_result', 'Comparison', 'compare', 'vote_grid', 'headline', 'episode_figure',
-           'figure_png', 'write_picture']
+           'PolicyRun', 'baselines', 'trace_result', 'Comparison', 'compare', 'headline', 'figure_png', 'write_picture']
 
 # %% ../../nbs/council/25_evaluation.ipynb #78a4552b
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..market.core import ROLES, SESSIONS_A_YEAR, Timing, Vote, write_atomically
+from ..market.core import SESSIONS_A_YEAR, Timing, Vote, write_atomically
 from ..market.episodes import Episode
 from ..trading.engine import market_path, max_drawdown, play_orders
 from ..trading.env import StockerEnv
@@ -25,7 +23,6 @@ from .council import Council, Trace, play
 
 if TYPE_CHECKING: # drawing and tables load when they are used
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # %% ../../nbs/council/25_evaluation.ipynb #60628091
@@ -150,60 +147,6 @@ CURVES: dict[str, dict] = { # how each baseline is drawn
     'hold': {'color': GREY, 'linestyle': ':'}, 'buy and hold': {'color': ORANGE},
     'ideal': {'color': '#9fd3f2', 'linewidth': 4}, 'optimum': {'color': BLUE, 'linestyle': '--', 'linewidth': 1.2}}
 
-# %% ../../nbs/council/25_evaluation.ipynb #4f1c09b2
-def draw_price(
-    ax: 'Axes', # where to draw
-    trace: Trace, # a whole run
-) -> None:
-    "Fill prices, with a triangle for each trade, larger for more shares."
-    price, traded = (np.array([getattr(step, name) for step in trace.steps]) for name in ('price', 'traded'))
-    ax.plot(price, color='0.35', linewidth=1.2)
-    largest = max(1.0, np.abs(traded).max())
-    for sign, marker, colour, label in ((1, '^', BLUE, 'bought'), (-1, 'v', ORANGE, 'sold')):
-        at = np.flatnonzero(np.sign(traded) == sign)
-        size = 25 + 90 * np.abs(traded[at]) / largest
-        ax.scatter(at, price[at], size, color=colour, marker=marker, label=label, zorder=3)
-    ax.set(ylabel=f'{trace.ticker}, USD')
-    ax.legend(frameon=False, fontsize=8)
-
-
-def draw_values(
-    ax: 'Axes', # where to draw
-    runs: Iterable[PolicyRun], # the run first, then the baselines
-) -> None:
-    "Portfolio values of the run and of its baselines."
-    run, *others = runs
-    ax.plot(run.values, color='black', linewidth=1.8, label=run.policy.replace('_', ' '))
-    for other in others: ax.plot(other.values, label=other.policy, **CURVES[other.policy])
-    ax.set(ylabel='portfolio, USD')
-    ax.yaxis.set_major_formatter('{x:,.0f}')
-    ax.legend(frameon=False, fontsize=8, ncols=2)
-
-# %% ../../nbs/council/25_evaluation.ipynb #1dbafaae
-def vote_grid(
-    trace: Trace, # a whole run
-) -> np.ndarray: # (7, steps) signal times confidence, -1 to 1; NaN for an abstention
-    "The votes of a run as numbers, one row a role."
-    seats = [[step.decision.votes.get(role) for step in trace.steps] for role in ROLES]
-    return np.array([[vote.signal * vote.confidence if isinstance(vote, Vote) else np.nan for vote in seat]
-                     for seat in seats])
-
-# %% ../../nbs/council/25_evaluation.ipynb #37da8244
-def draw_votes(
-    ax: 'Axes', # where to draw
-    trace: Trace, # a whole run
-) -> None:
-    "Every vote of every day as a cell: blue to buy, orange to sell, stronger for more confidence."
-    from matplotlib.colors import LinearSegmentedColormap
-    colours = LinearSegmentedColormap.from_list('votes', [ORANGE, 'white', BLUE]).with_extremes(bad='0.8')
-    image = ax.imshow(vote_grid(trace), cmap=colours, vmin=-1, vmax=1, aspect='auto', interpolation='nearest')
-    ax.set_yticks(range(len(ROLES)), [role.replace('_', ' ') for role in ROLES], fontsize=8)
-    dates = [step.date for step in trace.steps]
-    ax.set_xticks(range(0, len(dates), 5), [date[5:] for date in dates[::5]], fontsize=8)
-    ax.set_xlabel(f'decision day of {dates[0][:4]} (month-day)')
-    beside = ax.inset_axes((1.015, 0, 0.02, 1))
-    ax.figure.colorbar(image, cax=beside, label='signal x confidence', ticks=[-1, 0, 1])
-
 # %% ../../nbs/council/25_evaluation.ipynb #1d7e15b2
 def headline(
     comparison: Comparison, # a run and its baselines
@@ -217,21 +160,6 @@ def headline(
     return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {filled}'
 
 # %% ../../nbs/council/25_evaluation.ipynb #180c9129
-def episode_figure(
-    comparison: Comparison, # a run and its baselines
-) -> 'Figure':
-    "Price with trades, portfolio with baselines, and all votes."
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(10, 9))
-    axes = figure.subplots(3, 1, sharex=True, height_ratios=[3, 3, 2.4])
-    figure.subplots_adjust(left=0.13, right=0.91, bottom=0.06, top=0.945, hspace=0.06)
-    draw_price(axes[0], comparison.trace)
-    draw_values(axes[1], comparison.results)
-    draw_votes(axes[2], comparison.trace)
-    figure.suptitle(headline(comparison), y=0.985)
-    return figure
-
-
 def figure_png(
     figure: 'Figure', # a drawn figure
     dpi: int = 100, # dots per inch

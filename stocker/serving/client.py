@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['MOST_SHARES', 'HeadlineRow', 'ForumRow', 'MacroRow', 'PeerRow', 'SeasonRow', 'FundamentalsRow', 'HERE',
-           'need_openenv', 'StockerAction', 'wire_type', 'RewardParts', 'StockerObservation', 'StockerState',
+           'need_openenv', 'StockerAction', 'ResetOptions', 'RewardParts', 'StockerObservation', 'StockerState',
            'market_observation', 'portfolio', 'StockerClient']
 
 # %% ../../nbs/serving/71_client.ipynb #0f097fd8
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from ..market.core import (
     Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Portfolio, Season, Side,
     StockerError, TradeAction)
+from ..market.episodes import BAR_SESSIONS
 
 # %% ../../nbs/serving/71_client.ipynb #c7444d5b
 try:
@@ -43,16 +44,60 @@ class StockerAction(Action):
     side: Side # buy, sell or hold
     quantity: int = Field(0, strict=True, ge=-MOST_SHARES, le=MOST_SHARES) # whole shares; clamped to what can be traded
 
+# %% ../../nbs/serving/71_client.ipynb #53b78e54
+class ResetOptions(BaseModel):
+    "How an episode is to begin."
+
+    model_config = ConfigDict(extra='forbid', strict=True)
+
+    seed: int | None = Field(None, ge=0, lt=2 ** 63, description='seeds the draw of an episode from a split')
+    episode_id: str | None = Field(None, pattern=r'^[!-~]{1,255}$', description='name for this run; made up if null')
+    task: str | None = Field(None, max_length=100, description='name of an episode, such as task_easy')
+    timing: Literal['close', 'next_open'] = Field('close', description='when orders are filled')
+    split: str | None = Field(None, max_length=40, description='tasks, train, validation or test')
+    index: int | None = Field(None, ge=0, description='place in the split; drawn with the seed if null')
+    bars: int = Field(10, ge=1, le=BAR_SESSIONS, description='sessions of prices in each observation')
+
+    @classmethod
+    def read(
+        cls,
+        **options, # as a client sent them
+    ) -> 'ResetOptions':
+        "Checked options; anything else is a `StockerError` that says what is wrong, and where."
+        try: return cls(**options)
+        except ValidationError as error:
+            fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
+            place = '.'.join(map(str, fault['loc'])) or 'message'
+            raise StockerError(f"reset: {place}: {fault['msg']}") from None
+
+# %% ../../nbs/serving/71_client.ipynb #d40b658c
+class HttpOrder(BaseModel):
+    "An order over plain HTTP."
+
+    model_config = ConfigDict(extra='forbid')
+
+    episode_id: str = Field(max_length=255, description='as reset answered it')
+    side: Side = Field(description='buy, sell or hold')
+    quantity: int = Field(0, strict=True, ge=-MOST_SHARES, le=MOST_SHARES, description='whole shares')
+
+
+class HttpAnswer(BaseModel):
+    "What reset and step answer, in OpenEnv's form."
+
+    observation: dict[str, Any] = Field(description='see /schema')
+    reward: float | None = Field(description='of the last order; null after reset')
+    done: bool = Field(description='whether the last decision has been taken')
+
+
+class HttpFault(BaseModel):
+    "Why a request was refused."
+
+    detail: str = Field(description='the cause, in one sentence')
+
 # %% ../../nbs/serving/71_client.ipynb #e9413f62
-def wire_type(
-    kind: type, # a named tuple
-) -> type: # a typed dictionary with the same fields
-    "A row of facts as an object of JSON."
-    return TypedDict(kind.__name__, dict(kind.__annotations__))
-
-
-HeadlineRow, ForumRow, MacroRow, PeerRow, SeasonRow, FundamentalsRow = map(
-    wire_type, (Headline, ForumPost, MacroEvent, PeerMove, Season, Fundamentals))
+HeadlineRow, ForumRow, MacroRow, PeerRow, SeasonRow, FundamentalsRow = (
+    TypedDict(kind.__name__, dict(kind.__annotations__))
+    for kind in (Headline, ForumPost, MacroEvent, PeerMove, Season, Fundamentals))
 
 # %% ../../nbs/serving/71_client.ipynb #8eb3f825
 class RewardParts(TypedDict):

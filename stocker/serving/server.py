@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SERVED_SPLITS', 'KEPT_EPISODES', 'PING_SECONDS', 'PONG_SECONDS', 'LARGEST_FRAME', 'split_rows', 'served_rows',
-           'kept_episode', 'find_name', 'ResetOptions', 'Session', 'StockerEnvironment', 'HttpSessions', 'create_app',
+           'kept_episode', 'find_name', 'choose_served', 'Session', 'StockerEnvironment', 'HttpSessions', 'create_app',
            'make_server', 'listen', 'served', 'serve']
 
 # %% ../../nbs/serving/74_server.ipynb #5d1810dd
@@ -20,16 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .. import __version__
 from ..market.core import Side, StockerError, Timing, data_path, plain
-from ..market.episodes import BAR_SESSIONS, TASKS, Episode, load_task
+from ..market.episodes import TASKS, Episode, load_task
 from ..market.histories import corpus_episode, load_corpus
-from .client import MOST_SHARES, OPENENV, StockerAction, StockerObservation, StockerState, need_openenv
+from stocker.serving.client import (
+    OPENENV, HttpAnswer, HttpFault, HttpOrder, ResetOptions, StockerAction, StockerObservation, StockerState,
+    need_openenv)
 from .limits import Guard, Limits, discreet
 from .page import episode_html, order_buttons, page_blocks
 from ..trading.engine import Run
@@ -90,47 +91,22 @@ def find_name(
     raise StockerError(f"no episode {name[:60]!r} here: choose one of {', '.join(TASKS)}, or one that the splits list")
 
 # %% ../../nbs/serving/74_server.ipynb #53b78e54
-class ResetOptions(BaseModel):
-    "How an episode is to begin."
-
-    model_config = ConfigDict(extra='forbid', strict=True)
-
-    seed: int | None = Field(None, ge=0, lt=2 ** 63, description='seeds the draw of an episode from a split')
-    episode_id: str | None = Field(None, pattern=r'^[!-~]{1,255}$', description='name for this run; made up if null')
-    task: str | None = Field(None, max_length=100, description='name of an episode, such as task_easy')
-    timing: Literal['close', 'next_open'] = Field('close', description='when orders are filled')
-    split: str | None = Field(None, max_length=40, description='tasks, train, validation or test')
-    index: int | None = Field(None, ge=0, description='place in the split; drawn with the seed if null')
-    bars: int = Field(10, ge=1, le=BAR_SESSIONS, description='sessions of prices in each observation')
-
-    @classmethod
-    def read(
-        cls,
-        **options, # as a client sent them
-    ) -> 'ResetOptions':
-        "Checked options; anything else is a `StockerError` that says what is wrong, and where."
-        try: return cls(**options)
-        except ValidationError as error:
-            fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
-            place = '.'.join(map(str, fault['loc'])) or 'message'
-            raise StockerError(f"reset: {place}: {fault['msg']}") from None
-
-    def choose(
-        self,
-        random: np.random.Generator, # used only where there is something to draw
-        own: Mapping[str, Episode], # episodes beside the data set's, by name
-    ) -> Episode:
-        "The episode that is meant; a contradiction or an unknown name is a `StockerError`."
-        if self.task is not None and self.split is not None:
-            raise StockerError('reset: give a task or a split, not both')
-        if self.split is None:
-            if self.index is not None: raise StockerError('reset: an index needs a split')
-            name = 'task_easy' if self.task is None else self.task
-            return own[name] if name in own else find_name(name)
-        count = len(served_rows(self.split))
-        index = int(random.integers(count)) if self.index is None else self.index
-        if index < count: return kept_episode(self.split, index, data_path())
-        raise StockerError(f'reset: {self.split} has {count} episodes; the last index is {count - 1}')
+def choose_served(
+    asked: ResetOptions, # what the client asked for
+    random: np.random.Generator, # used only where there is something to draw
+    own: Mapping[str, Episode], # episodes beside the data set's, by name
+) -> Episode:
+    "The episode a request means; a contradiction or an unknown name is a `StockerError`."
+    if asked.task is not None and asked.split is not None:
+        raise StockerError('reset: give a task or a split, not both')
+    if asked.split is None:
+        if asked.index is not None: raise StockerError('reset: an index needs a split')
+        name = 'task_easy' if asked.task is None else asked.task
+        return own[name] if name in own else find_name(name)
+    count = len(served_rows(asked.split))
+    index = int(random.integers(count)) if asked.index is None else asked.index
+    if index < count: return kept_episode(asked.split, index, data_path())
+    raise StockerError(f'reset: {asked.split} has {count} episodes; the last index is {count - 1}')
 
 # %% ../../nbs/serving/74_server.ipynb #377db08c
 class RewardPart(Rubric):
@@ -214,18 +190,6 @@ class Session:
     episode_id: str # name of this run
     total_reward: float = 0.0 # sum of the rewards so far
 
-    @classmethod
-    def begin(
-        cls,
-        asked: ResetOptions, # what the client asked for
-        random: np.random.Generator, # used only where there is something to draw
-        weights: RewardWeights, # what the reward is made of
-        own: Mapping[str, Episode], # episodes beside the data set's, by name
-    ) -> 'Session':
-        "A run at its start, under the name that was asked for or one made up."
-        episode = asked.choose(random, own)
-        return cls(episode, Run.on(episode, asked.timing, weights), asked, asked.episode_id or str(uuid.uuid4()))
-
     def order(
         self,
         action: StockerAction, # an order
@@ -289,7 +253,9 @@ class StockerEnvironment(Environment):
         with discreet():
             asked = ResetOptions.read(seed=seed, episode_id=episode_id, **options)
             random = self.random if asked.seed is None else np.random.default_rng(asked.seed)
-            session = Session.begin(asked, random, self.weights, self.episodes)
+            episode = choose_served(asked, random, self.episodes)
+            run, name = Run.on(episode, asked.timing, self.weights), asked.episode_id or str(uuid.uuid4())
+            session = Session(episode, run, asked, name)
             observation = session.view()
         self.session, self.random = session, random
         self._reset_rubric()
@@ -419,31 +385,7 @@ class HttpSessions:
         self.table[name] = entry[0], self.clock()
         return entry[0]
 
-# %% ../../nbs/serving/74_server.ipynb #d40b658c
-class HttpOrder(BaseModel):
-    "An order over plain HTTP."
-
-    model_config = ConfigDict(extra='forbid')
-
-    episode_id: str = Field(max_length=255, description='as reset answered it')
-    side: Side = Field(description='buy, sell or hold')
-    quantity: int = Field(0, strict=True, ge=-MOST_SHARES, le=MOST_SHARES, description='whole shares')
-
-
-class HttpAnswer(BaseModel):
-    "What reset and step answer, in OpenEnv's form."
-
-    observation: dict[str, Any] = Field(description='see /schema')
-    reward: float | None = Field(description='of the last order; null after reset')
-    done: bool = Field(description='whether the last decision has been taken')
-
-
-class HttpFault(BaseModel):
-    "Why a request was refused."
-
-    detail: str = Field(description='the cause, in one sentence')
-
-
+# %% ../../nbs/serving/74_server.ipynb #dd5b5741
 def http_answer(
     observation: StockerObservation, # to be sent
 ) -> dict[str, Any]: # as OpenEnv writes it
@@ -451,7 +393,7 @@ def http_answer(
     from openenv.core.env_server.serialization import serialize_observation
     return {name: value for name, value in serialize_observation(observation).items() if name != 'metadata'}
 
-# %% ../../nbs/serving/74_server.ipynb #dd5b5741
+
 NAME_THE_RUN = 'POST /reset begins an episode and answers its episode_id'
 FAULTS: dict[int, str] = {404: 'no such episode', 409: 'the episode is over', 503: 'no room for another episode'}
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BRIEF_PROMPT', 'OLDEST_TORCHAO', 'T4_MEMORY', 'NF4_BITS', 'ADAPTER', 'brief_messages', 'brief_answer', 'load_student',
            'lora_settings', 'check_packages', 'precision', 'gemma4_e4b_config', 'count_weights', 'memory_plan',
-           'memory_advice', 'check_forward', 'load_weights', 'load_trained', 'save_trained', 'trained_moderator']
+           'memory_advice', 'check_forward', 'load_weights', 'save_trained', 'trained_moderator', 'model_card']
 
 # %% ../../nbs/training/54_adapters.ipynb #7efd67f9
 import importlib.metadata
@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..market.core import Portfolio, Decision, StockerError, Votes, need, write_atomically, write_json
+from ..market.core import Decision, Portfolio, StockerError, Votes, need, write_atomically, write_json
 from ..llm.models import adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client
-from ..llm.smollm2 import smollm2_client
-from .pocket import ModelModerator, Question, Student, load_pocket, pocket_messages, tokenized
 from ..llm.prompts import QUESTION_FORM, trade_messages
+from ..llm.smollm2 import smollm2_client
+from .pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
+from .questions import Question, data_words
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -38,7 +39,7 @@ def brief_messages(
     "What a chat model is asked where every token counts."
     return [{'role': 'system', 'content': BRIEF_PROMPT}, *pocket_messages(votes, portfolio)]
 
-# %% ../../nbs/training/54_adapters.ipynb #29176e50
+
 def brief_answer(
     decision: Decision, # an order and its reason
 ) -> str: # JSON
@@ -59,12 +60,11 @@ def load_student(
 # %% ../../nbs/training/54_adapters.ipynb #b24f1071
 def lora_settings(
     model: Any, # a transformers model
-    r: int = 16, # rank
-    lora_alpha: int = 32, # scale of what the adapter adds, over the rank
+    rank: int = 16,
 ) -> 'LoraConfig':
     "An adapter on the language layers."
     from peft import LoraConfig
-    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.0, task_type='CAUSAL_LM',
+    return LoraConfig(r=rank, lora_alpha=32, lora_dropout=0.0, task_type='CAUSAL_LM',
                       target_modules=language_layers(model))
 
 # %% ../../nbs/training/54_adapters.ipynb #553061ab
@@ -88,7 +88,7 @@ def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
     has = torch.cuda.is_bf16_supported() and torch.cuda.get_device_capability()[0] >= 8
     return {'use_cpu': False, 'bf16': has, 'fp16': not has}
 
-# %% ../../nbs/training/54_adapters.ipynb #2569c6ea
+# %% ../../nbs/training/54_adapters.ipynb #581a107c
 def gemma4_e4b_config() -> 'Gemma4Config':
     "The configuration of google/gemma-4-E4B-it."
     need('transformers', 'llm')
@@ -98,7 +98,7 @@ def gemma4_e4b_config() -> 'Gemma4Config':
             'hidden_size_per_layer_input': 256}
     return Gemma4Config(text_config=text, vision_config={}, audio_config={})
 
-# %% ../../nbs/training/54_adapters.ipynb #581a107c
+
 def count_weights(
     config: 'Gemma4Config', # of the model
 ) -> dict[str, int]: # weights that are packed to 4 bits, that stay at 16, and inputs plus outputs of adapted layers
@@ -123,7 +123,7 @@ def memory_plan(
     batch: int = 4, # answers that are worked on at a time: per_device_train_batch_size
     prompt: int = 700, # tokens
     answer: int = 128, # tokens
-    r: int = 16, # rank of the adapter
+    rank: int = 16, # of the adapter
 ) -> dict[str, float]: # GB by part
     "What training with packed weights takes on a card, with gradient checkpointing."
     counts, text = count_weights(config), config.text_config
@@ -131,7 +131,7 @@ def memory_plan(
     bytes_of = {
         'linear layers, 4 bit': counts['packed'] * NF4_BITS / 8,
         'embeddings and the rest, 16 bit': counts['other'] * 2,
-        'adapter, its gradients and Adam, 32 bit': counts['adapted'] * r * 16,
+        'adapter, its gradients and Adam, 32 bit': counts['adapted'] * rank * 16,
         'activations kept for each layer': tokens * text.num_hidden_layers * text.hidden_size * 2,
         'activations of one layer': tokens * (6 * text.intermediate_size + 12 * text.hidden_size) * 2,
         'keys and values while answering': tokens * own * 2 * text.num_key_value_heads * 512 * 2,
@@ -139,7 +139,7 @@ def memory_plan(
         'CUDA itself': 0.8e9}
     return {name: size / 1e9 for name, size in bytes_of.items()}
 
-# %% ../../nbs/training/54_adapters.ipynb #658ff5b2
+
 def memory_advice(
     plan: Mapping[str, float], # from `memory_plan`
     available: float = T4_MEMORY, # GB
@@ -186,15 +186,7 @@ def load_weights(
         set_peft_model_state_dict(model, load_file(Path(folder)/'adapter_model.safetensors'))
     except RuntimeError as error: raise does_not_fit(folder, error) from error
 
-# %% ../../nbs/training/54_adapters.ipynb #253c6a8c
-def load_trained(
-    folder: str | Path, # an adapter, as `save_trained` wrote it
-    student: Student, # the model that it was trained on, as it was loaded; is changed
-) -> Any: # a `PeftModel`
-    "The model with a trained adapter."
-    return load_adapter(student.model, folder, 'default').eval()
 
-# %% ../../nbs/training/54_adapters.ipynb #0a02604c
 def save_trained(
     model: Any, # a `PeftModel`
     student: Student, # the model that it was trained on
@@ -209,7 +201,7 @@ def save_trained(
     write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
 
-# %% ../../nbs/training/54_adapters.ipynb #0c254e30
+
 def trained_moderator(
     folder: str | Path, # an adapter, as `save_trained` wrote it
 ) -> ModelModerator: # on the model that the adapter names, asked as it was in training
@@ -219,4 +211,36 @@ def trained_moderator(
         if not file.is_file(): raise StockerError(f'{folder}: there is no trained moderator here ({name} is missing)')
     settings, form = (json.loads(file.read_text(encoding='utf-8')) for file in names.values())
     student = load_student(settings['base_model_name_or_path'], brief=form['messages'] == 'brief_messages')
-    return student.moderator(load_trained(folder, student))
+    return student.moderator(load_adapter(student.model, folder, 'default').eval())
+
+# %% ../../nbs/training/54_adapters.ipynb #7028db6e
+def model_card(
+    record: Mapping[str, Any], # of a run
+) -> str: # markdown
+    "The card of an adapter."
+    warm = (f"after a warm start with {record['demonstrations']} answers of the vote mean, "
+            if record['demonstrations'] else '')
+    scores = '\n'.join(f'| {step} | {score:+.3f} |' for step, score in record['scores'].items())
+    ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
+    return f"""---
+library_name: peft
+base_model: {record['model']}
+tags: [stocker, grpo, lora]
+---
+# A moderator for a council of seven analysts
+
+A LoRA adapter for `{record['model']}`, {warm}trained with GRPO (`trl.GRPOTrainer`) by Stocker.
+It reads seven votes and a portfolio and answers with an order as JSON. It is made for research and teaching, and is no
+advice to trade.
+
+- Trained on {data_words(record['training'])}.
+- Checkpoint chosen on {data_words(record['validation'])}. Test episodes were not used.
+- Credit: {record['credit']}{ahead}. Seed {record['seed']}.
+- {record['steps']} steps of {record['answers_a_step']} answers, {record['seconds']:.0f} s on {record['device']}.
+
+Mean total reward on the validation episodes, by step; step {record['best_step']} was kept:
+
+| step | reward |
+|---|---|
+{scores}
+"""

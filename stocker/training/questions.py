@@ -177,6 +177,13 @@ class EpisodeSet:
         return [Played(*map(np.array, zip(*row) if row else [()] * 4), tuple(taken))
                 for taken, row in zip(decisions, rows)]
 
+    def mean_reward(
+        self,
+        decide_batch: DecideBatch, # who decides
+    ) -> float: # mean over episodes of the total reward
+        "How well a moderator does."
+        return float(np.mean([run.total_reward for run in self.play(decide_batch)]))
+
     def visited(
         self,
         decide_batch: DecideBatch, # who decides

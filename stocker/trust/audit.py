@@ -43,5 +43,6 @@ def audit(
     for check in tqdm(checks, 'audit', unit='check', disable=not progress):
         try: results.append(check(quick))
         except Exception as error:
-            results.append(Result(check.__name__.removeprefix('check_'), {}, (f'It broke down: {describe_error(error)}',)))
+            fault = f'It broke down: {describe_error(error)}'
+            results.append(Result(check.__name__.removeprefix('check_'), {}, (fault,)))
     return results

@@ -1,29 +1,22 @@
-"""What a corpus must never do: mix splits, look ahead, swallow a damaged file, grade otherwise than the environment."""
+"""What histories must never do: mix splits, look ahead, swallow a damaged file."""
 import gzip
-import json
 import os
 import shutil
-import zipfile
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import stocker.market.histories as corpus_module
+import stocker.market.histories as histories_module
 from stocker.market.core import DataError, StockerError, Timing, data_path
-from stocker.market.headlines import (
-    FileHeadlines, GdeltHeadlines, RecordFields, StreamedHeadlines, gather_headlines, hub_headlines, release_time,
-    without_repeats)
-from stocker.market.histories import (
-    INDEX_COLUMNS, PERIODS, SECTORS, SPLITS, Corpus, Histories, corpus_episode, corpus_index, episode_from_source,
-    exchange_days, folder_histories, load_corpus, missing_sessions, packaged_histories, peers_of, price_files,
-    read_episode_name, read_universe, regimes, relations_of, save_histories, source_histories, window_starts)
 from stocker.market.data import FolderSource, RateLimited, YahooSource, load_prices
+from stocker.market.episodes import SECTORS, Episode, load_task, peers_of, relations_of
+from stocker.market.histories import (
+    INDEX_COLUMNS, PERIODS, SPLITS, Histories, corpus_episode, corpus_index, episode_from_source, exchange_days,
+    folder_histories, load_corpus, missing_sessions, price_files, read_episode_name, read_universe, regimes,
+    save_histories, source_histories)
 from stocker.trading.env import StockerEnv
-from stocker.market.episodes import Episode, load_task
 
 DAYS = exchange_days(data_path('calendar.parquet'))
 LARGE = Path(__file__).resolve().parents[2]/'shared'/'market'
@@ -140,22 +133,12 @@ def test_rows_before_the_known_calendar_make_no_windows():
     assert both['name'].tolist() == corpus_index(Histories({'XYZ': early}))['name'].tolist()
 
 
-def test_every_row_of_the_index_can_be_played_under_both_clocks():
+def test_every_row_of_the_index_can_be_played_under_both_timings():
     index = corpus_index(stride=97)
     for _, row in index[index['split'] != 'tasks'].iloc[::29].iterrows():
         episode = Episode.from_prices(load_prices(row['ticker']), row['ticker'], row['first'], row['last'])
         assert episode.name == row['name']
         for timing in Timing: episode.market(timing)
-
-
-@pytest.mark.parametrize(('length', 'stride'), [(1, 1), (0, 5), (42, 0), (42, -3)])
-def test_impossible_windows_are_refused(length, stride):
-    with pytest.raises(StockerError, match='use at least'): window_starts(DAYS, length, stride)
-
-
-def test_histories_too_short_for_any_window_are_refused():
-    with pytest.raises(DataError, match='no window of 42 sessions'):
-        corpus_index(Histories({'XYZ': walk(1, '2025-06-02', '2026-01-30')}))
 
 
 # ---------------------------------------------------------------- regimes
@@ -191,18 +174,6 @@ def test_no_observation_tells_the_regime_or_the_split():
 
 # ---------------------------------------------------------------- episodes
 
-def test_an_episode_equals_the_one_made_alone():
-    index = corpus_index()
-    for number in (3, 510):
-        row = index.iloc[number].to_dict()
-        if row['split'] == 'tasks': continue
-        mine = corpus_episode(row)
-        alone = Episode.from_prices(load_prices(row['ticker']), row['ticker'], row['first'], row['last'],
-                                    facts=mine.facts, peers=mine.peers)
-        assert (mine.name, mine.dates, mine.steps) == (alone.name, alone.dates, alone.steps)
-        np.testing.assert_array_equal(mine.features, alone.features)
-        for timing in Timing: assert mine.observations(timing) == alone.observations(timing)
-
 
 def test_the_future_of_a_history_changes_nothing():
     row = load_corpus('validation', tickers=['META']).index.iloc[2].to_dict()
@@ -228,8 +199,8 @@ def test_roles_without_data_have_nothing_before_them():
 
 def test_episodes_are_made_when_asked_for_and_once(monkeypatch):
     made = []
-    real = corpus_module.corpus_episode
-    monkeypatch.setattr(corpus_module, 'corpus_episode', lambda row, _: made.append(row['name']) or real(row))
+    real = histories_module.corpus_episode
+    monkeypatch.setattr(histories_module, 'corpus_episode', lambda row, _: made.append(row['name']) or real(row))
     corpus = load_corpus('training')
     assert made == []
     assert corpus[7] is corpus[7] and corpus[-1].name == corpus.index['name'].iloc[-1]
@@ -256,13 +227,6 @@ def test_the_environment_plays_a_corpus():
     env.reset(seed=1)
     *_, terminated, _, _ = env.step({'side': 'buy', 'quantity': 3})
     assert not terminated
-
-
-def test_a_row_that_the_histories_do_not_hold_is_refused():
-    row = load_corpus('test').index.iloc[0].to_dict()
-    with pytest.raises(DataError, match='no prices of it'): corpus_episode(row | {'ticker': 'TSLA'})
-    with pytest.raises(DataError, match='make the index anew'):
-        corpus_episode(row, Histories({row['ticker']: load_prices(row['ticker']).loc[:'2020-01-31']}))
 
 
 def test_sectors_name_each_share_once():
@@ -342,7 +306,7 @@ def test_an_unchanged_file_is_not_read_again(folder, monkeypatch):
     for path in folder.glob('*.csv'): path.touch()
 
     def refuse(path, ticker): raise AssertionError(f'{path} was read again')
-    monkeypatch.setattr(corpus_module, 'read_price_file', refuse)
+    monkeypatch.setattr(histories_module, 'read_price_file', refuse)
     assert len(folder_histories(folder, folder/'cache').tables) == 3
 
 
@@ -370,13 +334,6 @@ def test_gaps_are_reported_but_the_share_stays(folder):
 def test_a_folder_without_prices_is_refused(tmp_path):
     with pytest.raises(DataError, match='holds no price file'): folder_histories(tmp_path, tmp_path/'cache')
     with pytest.raises(DataError, match='no such folder'): folder_histories(tmp_path/'none', tmp_path/'cache')
-
-
-def test_the_platform_cache_can_be_chosen(monkeypatch, tmp_path):
-    monkeypatch.setenv('STOCKER_CACHE', str(tmp_path/'mine'))
-    assert corpus_module.cache_folder() == tmp_path/'mine'
-    monkeypatch.delenv('STOCKER_CACHE')
-    assert corpus_module.cache_folder().name == 'stocker'
 
 
 @needs_large
@@ -487,139 +444,3 @@ def test_a_source_that_refuses_is_asked_again_and_then_told():
     with pytest.raises(DataError, match='too many questions'):
         episode_from_source('NVDA', '2024-03-01', '2024-04-30', busy, [], [], waits.append)
     assert busy.asked == 6 and waits == [10.0, 20.0] * 2  # the share and the market
-
-
-# ---------------------------------------------------------------- headlines
-
-@pytest.mark.parametrize(('value', 'zone', 'told'), [
-    ('2024-03-05T21:30:00Z', None, '2024-03-05T21:30:00+00:00'),
-    ('2024-03-05 21:30:00.25+00:00', None, '2024-03-05T21:30:01+00:00'),
-    ('2024-03-05 16:30:00', 'America/New_York', '2024-03-05T16:30:00-05:00'),
-    ('2024-11-03 01:30:00', 'America/New_York', '2024-11-03T01:30:00-05:00'),  # twice that night: the later one
-    ('2024-03-10 02:30:00', 'America/New_York', '2024-03-10T03:00:00-04:00'),  # never that night
-    ('2024-07-05', 'UTC', '2024-07-05T23:59:59-04:00'), (datetime(2024, 7, 5, 12, tzinfo=timezone.utc), None,
-                                                         '2024-07-05T12:00:00+00:00'),
-    (1720180800.2, None, '2024-07-05T12:00:01+00:00')])
-def test_times_of_release(value, zone, told): assert release_time(value, zone) == told
-
-
-@pytest.mark.parametrize('value', ['', 'now', '5', '05/03/2024', '2024-13-01', None, True, float('nan'), 0, 1.7e12,
-                                   20240305, [], '2024-03-05T25:00:00Z'])
-def test_times_that_are_none(value):
-    with pytest.raises(ValueError): release_time(value, 'UTC')
-
-
-RECORDS = [
-    {'ticker': 'NVDA', 'released_at': '2025-03-05T09:00:00-05:00', 'headline': 'Chip orders rise', 'tone': 'positive'},
-    {'ticker': 'nvda', 'released_at': '2025-03-05T15:00:00+00:00', 'headline': 'chip orders rise!'},
-    {'ticker': ['AMD', 'NVDA'], 'released_at': '2025-03-06T16:30:00-05:00', 'headline': 'A new chip', 'tone': 'great'},
-    {'ticker': 'NVDA', 'released_at': '2025-03-07', 'headline': 'Only the day is known', 'tone': 'negative'},
-    {'ticker': 'NVDA', 'released_at': '2025-03-07 10:00', 'headline': 'No zone'}, {'ticker': 'NVDA'},
-    {'ticker': 'no ticker', 'released_at': '2025-03-07T10:00:00Z', 'headline': 'x'}]
-
-
-def sources(folder):
-    "The same records in every form."
-    lines, table = folder/'lines.jsonl', folder/'table.parquet'
-    lines.write_text('\n'.join(map(json.dumps, RECORDS)) + '\n\n')
-    packed = folder/'lines.jsonl.gz'
-    packed.write_bytes(gzip.compress(lines.read_bytes()))
-    joined = [{**record, 'ticker': ','.join(np.atleast_1d(record['ticker']))} for record in RECORDS]
-    pd.DataFrame(joined).to_parquet(table)
-    return [FileHeadlines(lines), FileHeadlines(packed), FileHeadlines(table), StreamedHeadlines(RECORDS)]
-
-
-def test_every_form_gives_the_same_headlines(tmp_path):
-    told = []
-    for source in sources(tmp_path):
-        found, faults = gather_headlines(source)
-        told.append({ticker: [(line.released_at, line.headline, line.tone) for line in timeline.facts]
-                     for ticker, timeline in found.items()})
-        assert sum(faults.values()) == 3
-    assert all(one == told[0] for one in told)
-    texts = [headline for _, headline, _ in told[0]['NVDA']]
-    assert texts == ['Chip orders rise', 'A new chip', 'Only the day is known']
-    assert [tone for *_, tone in told[0]['NVDA']] == ['positive', '', 'negative']
-
-
-def test_a_headline_is_seen_from_its_release_on():
-    news, _ = gather_headlines(StreamedHeadlines(RECORDS), ['NVDA'])
-    histories = replace(packaged_histories(), news=news)
-    episode = load_corpus('test', tickers=['NVDA'], histories=histories)[0]
-    for timing in Timing:
-        for look in episode.observations(timing):
-            decided = datetime.fromisoformat(look.decided_at)
-            expected = [line for line in news['NVDA'].facts
-                        if decided - timedelta(days=7) < datetime.fromisoformat(line.released_at) <= decided]
-            assert list(look.news) == expected
-    looks = {look.date: look for look in episode.observations('next_open')}
-    assert len(looks['2025-03-07'].news) == 2 and len(looks['2025-03-10'].news) == 3  # the day alone: known after it
-
-
-def test_repeats_count_once_within_days_and_again_later():
-    def lines(*days): return [RECORDS[0] | {'released_at': f'2025-03-{day:02}T09:00:00-05:00'} for day in days]
-    found, _ = gather_headlines(StreamedHeadlines(lines(9, 1, 2, 4, 20)))
-    assert [line.released_at[8:10] for line in found['NVDA'].facts] == ['01', '09', '20']
-    assert without_repeats([]) == []
-
-
-def test_only_the_wanted_shares_and_days_are_kept():
-    found, _ = gather_headlines(StreamedHeadlines(RECORDS), ['AMD'])
-    assert list(found) == ['AMD']
-    found, _ = gather_headlines(StreamedHeadlines(RECORDS), start='2025-03-06', end='2025-03-06')
-    assert [line.headline for line in found['NVDA'].facts] == ['A new chip']
-
-
-def test_fields_may_have_other_names_and_a_zone():
-    fields = RecordFields('symbol', 'date', 'title', time_zone='UTC')
-    record = {'symbol': 'A', 'date': '2025-03-07 10:00', 'title': 'x'}
-    found, faults = gather_headlines(StreamedHeadlines([record], fields))
-    assert found['A'].facts[0].released_at == '2025-03-07T10:00:00+00:00' and not faults
-
-
-def test_damaged_lines_are_counted_and_damaged_files_refused(tmp_path):
-    path = tmp_path/'x.jsonl'
-    path.write_bytes(b'\xff\xfe nonsense\n[1, 2]\n' + b'[' * 100_000 + b'\n' + json.dumps(RECORDS[0]).encode())
-    found, faults = gather_headlines(FileHeadlines(path))
-    assert len(found['NVDA'].facts) == 1 and sum(faults.values()) == 3
-    torn = gzip.compress(path.read_bytes())[:60]
-    for name, data in (('x.parquet', b'PAR1 no'), ('y.jsonl.gz', torn), ('z.jsonl.gz', b'no')):
-        (tmp_path/name).write_bytes(data)
-        with pytest.raises(DataError, match='cannot be read'): gather_headlines(FileHeadlines(tmp_path/name))
-    with pytest.raises(DataError, match='cannot be read'): gather_headlines(FileHeadlines(tmp_path/'none.jsonl'))
-
-
-def test_a_data_set_is_streamed(tmp_path, monkeypatch):
-    pytest.importorskip('datasets')
-    monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path/'cache'))
-    path = tmp_path/'lines.jsonl'
-    path.write_text('\n'.join(json.dumps(record) for record in RECORDS[:2]))
-    found, faults = gather_headlines(hub_headlines('json', RecordFields(time_zone='UTC'), data_files=str(path)))
-    assert [(line.released_at, line.headline) for line in found['NVDA'].facts] == [
-        ('2025-03-05T14:00:00+00:00', 'Chip orders rise')] and not faults
-    found, faults = gather_headlines(hub_headlines('json', data_files=str(path)))
-    assert not found and sum(faults.values()) == 2  # `datasets` has dropped the zones
-
-
-def gdelt_line(seen='20250305213000', names='Nvidia,120;Acme,7', tone='2.5,3,1', title='Chips &amp; more'):
-    fields = [''] * 27
-    fields[1], fields[3], fields[14], fields[15] = seen, 'example.org', names, tone
-    fields[26] = f'<PAGE_LINKS>x</PAGE_LINKS><PAGE_TITLE>{title}</PAGE_TITLE>' if title else ''
-    return '\t'.join(fields)
-
-
-def test_gdelt_in_every_packing(tmp_path):
-    both = gdelt_line('20250306000000', 'NVIDIA;Advanced Micro Devices', '0.2', 'Both')
-    text = '\n'.join([gdelt_line(), gdelt_line(tone='-4,0'), gdelt_line(names='Other,3'), gdelt_line(title=''),
-                      'x\ty', gdelt_line(seen='2025'), both])
-    (tmp_path/'a.csv').write_text(text)
-    (tmp_path/'a.csv.gz').write_bytes(gzip.compress(text.encode()))
-    with zipfile.ZipFile(tmp_path/'a.csv.zip', 'w') as packed: packed.writestr('a.csv', text)
-    names = {'Nvidia': 'NVDA', 'Advanced Micro Devices': 'AMD'}
-    told = [gather_headlines(GdeltHeadlines(tmp_path/name, names)) for name in ('a.csv', 'a.csv.gz', 'a.csv.zip')]
-    for found, faults in told:
-        assert [(line.headline, line.tone, line.released_at[:16]) for line in found['NVDA'].facts] == [
-            ('Chips & more', 'positive', '2025-03-05T21:30'), ('Both', 'neutral', '2025-03-06T00:00')]
-        assert len(found['AMD'].facts) == 1 and sum(faults.values()) == 3
-    (tmp_path/'b.zip').write_bytes(b'no archive')
-    with pytest.raises(DataError, match='cannot be read'): gather_headlines(GdeltHeadlines(tmp_path/'b.zip', names))
