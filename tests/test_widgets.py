@@ -15,7 +15,8 @@ from stocker.market.core import ROLES, Abstention, Vote
 from stocker.council.council import Council, play, rule_council, vote_mean
 from stocker.trading.env import StockerEnv
 from stocker.market.episodes import load_task
-from stocker.pages.report import CHANGES, inspector_html, tuner_html
+from stocker.pages.inspection import CHANGES
+from stocker.pages.report import inspector_html, tuner_html
 from stocker.trading.reward import RewardWeights
 
 ipywidgets = pytest.importorskip('ipywidgets', reason='pip install ipywidgets, and this test runs')
@@ -132,7 +133,8 @@ episode = Episode.from_prices(base.prices, 'AAPL', dates[base.first - 210], date
                               peers=base.peers)
 CouncilInspector(play(StockerEnv(episode), rule_council()), episode, step=100)''',
          'RewardTuner(trace)', '''from IPython.display import HTML
-from stocker.pages.report import inspect, inspector_page
+from stocker.pages.inspection import inspect
+from stocker.pages.report import inspector_page
 HTML(inspector_page(inspect(trace), 7))''']
 
 
