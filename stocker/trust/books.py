@@ -295,10 +295,11 @@ def train_pocket(
     folder: Path, # where the run is written
 ) -> str: # digest of the adapter's weights
     "Train the pocket model for three steps."
-    from stocker.training.grpo import train
-    training, validation = planted_world(0, 4, 12).episodes, planted_world(1, 2, 12).episodes
-    with redirect_stdout(StringIO()):
-        train('pocket', training, validation, folder, seed=0, prompts=16, max_steps=3, disable_tqdm=True)
+    from stocker.training.grpo import TrainingSettings, train
+    from stocker.training.questions import Splits
+    splits = Splits(planted_world(0, 4, 12).episodes, planted_world(1, 2, 12).episodes, {})
+    settings = TrainingSettings(folder, prompts=16, trainer={'max_steps': 3, 'disable_tqdm': True})
+    with redirect_stdout(StringIO()): train(splits, settings)
     return sha256_of(next(folder.rglob('moderator-lora/*.safetensors')))
 
 
