@@ -128,7 +128,7 @@ def report_page(
     "The page of a run, as `stocker report` writes it."
     from stocker.pages.inspection import inspect
     from stocker.pages.report import inspector_page
-    return inspector_page(inspect(trace, episode))
+    return str(inspector_page(inspect(trace, episode)))
 
 # %% ../../nbs/trust/85_attacks.ipynb #e21faf42
 def check_pages(
