@@ -13,5 +13,5 @@ def world():
 @pytest.fixture(scope='session')
 def starts(world):
     "States of them that chance gets into."
-    from stocker.training.credit import random_orders, visited
-    return visited(world, random_orders(np.random.default_rng(0)))
+    from stocker.training.questions import EpisodeSet, random_orders
+    return EpisodeSet(world).visited(random_orders(np.random.default_rng(0)))

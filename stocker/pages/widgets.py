@@ -54,7 +54,8 @@ class Panel:
     ) -> None:
         "Write the page; an error that says what cannot be done takes its place."
         try: self.page.value = str(self.write())
-        except StockerError as error: self.page.value = str(framed(fill('<p class="lost">{{ error }}</p>', error=error)))
+        except StockerError as error:
+            self.page.value = str(framed(fill('<p class="lost">{{ error }}</p>', error=error)))
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         "The live widget, and for readers without a kernel its page."

@@ -127,7 +127,7 @@ def report_page(
 ) -> str: # HTML
     "The page of a run, as `stocker report` writes it."
     from stocker.pages.report import inspect, inspector_page
-    return inspector_page(inspect(trace, episode))
+    return str(inspector_page(inspect(trace, episode)))
 
 # %% ../../nbs/trust/85_attacks.ipynb #e21faf42
 def check_pages(

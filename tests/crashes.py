@@ -1,0 +1,223 @@
+"Crashes: children that are killed at work, a disk that refuses, a clock that jumps, and what they leave behind."
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from itertools import cycle
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from tqdm import tqdm
+
+from stocker.council.cache import CachedSpecialist, VoteCache
+from stocker.council.council import rule_council
+from stocker.market.episodes import load_task
+from stocker.studies.worlds import planted_world
+
+JUMPS = (0.0, 3.2e9, 0.5, -1.5e9, 3600.0, -3600.0, -0.5, 1e8, -1e8) # seconds that the clock is wrong by, in turn
+LEARNED = ('.safetensors', '.pt', '.pth') # what training writes about the model and goes on with
+
+
+def killed(work, seconds):
+    "Let a child process work, and kill it after some seconds: whether it was still at work."
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning) # newer Pythons warn of a fork where threads are running
+        child = os.fork()
+    if child == 0:
+        try:
+            tqdm.set_lock(threading.RLock()) # its own: a dead child never lets go of the lock that it shares
+            os.write(writer, b'.')
+            work()
+        finally: os._exit(0)
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def finished(work, seconds=900.0):
+    "Let a child process work to its end: whether it came there without an error."
+    child = multiprocessing.get_context('fork').Process(target=work)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        child.start()
+    child.join(seconds)
+    if child.is_alive(): child.kill()
+    child.join()
+    return child.exitcode == 0
+
+
+def cached_council(folder, cache=VoteCache):
+    "The council of rules, with a cache for each seat."
+    council, votes = rule_council(), cache(Path(folder))
+    seats = {role: CachedSpecialist(seat, votes, role, 'rules') for role, seat in council.specialists.items()}
+    return replace(council, specialists=seats)
+
+
+def fill_cache(folder, cache=VoteCache):
+    "Fill a cache with the votes of the rules on one task; what is there already is not asked for again."
+    return cached_council(folder, cache).fill([load_task('task_easy')], batch_size=4, progress=False)
+
+
+def contents(folder):
+    "What lies in a folder: digest by path, temporary files left out."
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(Path(folder).rglob('*')) if path.is_file() and path.suffix != '.tmp'}
+
+
+def wrong_times(folder, rng):
+    "Give everything in a folder a random time, from 1970 to 2096: a machine without power often loses its clock."
+    for path in sorted(Path(folder).rglob('*')): os.utime(path, (0, rng.uniform(0, 4e9)))
+
+
+def kill_work(work, kills, folder, rng, resumes):
+    "Kill work that fills a folder again and again, then let it end: kills at work, and files that were ever damaged."
+    whole, broken = Path(folder, 'whole'), Path(folder, 'broken')
+    if not resumes: work(whole) # the first time also loads what the work needs
+    begin = time.monotonic()
+    work(whole)
+    took, expected, at_work, damaged = time.monotonic() - begin, contents(whole), 0, set()
+    longest = 4 * took / kills if resumes else took # so that the kills are spread over the whole work
+    broken.mkdir()
+    for _ in range(kills):
+        at_work += killed(partial(work, broken), rng.uniform(0, longest))
+        wrong_times(broken, rng)
+        damaged |= {name for name, sha in contents(broken).items() if sha != expected.get(name)}
+    work(broken)
+    return at_work, damaged | {name for name, sha in expected.items() if contents(broken).get(name) != sha}
+
+
+def kill_writers(write, values, kills, rng):
+    "How often a file was none of the values when its writer was killed."
+    def write_forever(path):
+        for value in cycle(values): write(value, path)
+    with tempfile.TemporaryDirectory() as folder:
+        path, whole, damaged = Path(folder, 'file'), set(), 0
+        for value in values:
+            write(value, path)
+            whole.add(path.read_bytes())
+        for _ in range(kills):
+            killed(partial(write_forever, path), rng.uniform(0, 0.01))
+            damaged += path.read_bytes() not in whole
+        return damaged
+
+
+@contextmanager
+def failing_disk(kind):
+    "A disk that is 'full', which takes half of a text and then refuses, or 'read-only', which refuses at once."
+    def half(path, text, *options, **others):
+        with open(path, 'w', encoding='utf-8', errors='replace') as file: file.write(text[:len(text) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refused(*options, **others): raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    target, name, stand_in = (Path, 'write_text', half) if kind == 'full' else (tempfile, 'mkstemp', refused)
+    with patch.object(target, name, stand_in): yield
+
+
+@contextmanager
+def jumping_clock():
+    "A system clock that jumps whenever someone looks at it, until the block ends."
+    jumps, seconds, nanoseconds = cycle(JUMPS), time.time, time.time_ns
+    wrong = {'time': lambda: seconds() + next(jumps), 'time_ns': lambda: nanoseconds() + int(next(jumps) * 1e9)}
+    with patch.multiple(time, **wrong): yield
+
+
+BUILD_PROGRAM = """
+import shutil, sys
+from stocker.trading import dataset
+from stocker.market.core import data_path
+from stocker.market.data import load_prices
+
+class Packaged:
+    name, adjustment = 'packaged', 'splits, not dividends'
+    def fetch(self, ticker, start, end): return load_prices(ticker)
+
+def copied(jobs, progress): # charts take longest, and are tried elsewhere
+    for path, *_ in jobs:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(charts/path.name, path)
+
+charts, dataset.write_charts = data_path('charts'), copied
+dataset.build_dataset(Packaged(), sys.argv[1], progress=False)
+"""
+
+
+def built(program, folder, seconds=None):
+    "Run a program that builds a folder, and kill it after some seconds: whether it came to its end."
+    process = subprocess.Popen([sys.executable, '-c', program, str(folder)], stderr=subprocess.DEVNULL)
+    try: return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+
+
+def kill_builds(program, kills, folder):
+    "Kill builds over a finished folder: kills at work, and whether it ever differed afterwards."
+    rng, folder, begin = np.random.default_rng(24), Path(folder, 'data'), time.monotonic()
+    assert built(program, folder)
+    took, whole, at_work, damaged = time.monotonic() - begin, contents(folder), 0, False
+    for _ in range(kills):
+        at_work += not built(program, folder, rng.uniform(0.3, 0.95) * took)
+        wrong_times(folder, rng)
+        damaged |= contents(folder) != whole
+    return at_work, damaged or not built(program, folder) or contents(folder) != whole
+
+
+def learned(folder):
+    "All in a run's folder that depends on what was learned, and not on how long it took."
+    return {name: sha for name, sha in contents(folder).items()
+            if Path(name).suffix in LEARNED or Path(name).name == 'scores.json'}
+
+
+def kill_trainings(train, folder, kills):
+    "Kill a training again and again, let it end, and compare it with one that nobody disturbed: kills, and faults."
+    rng, whole, run, begin = np.random.default_rng(25), Path(folder, 'whole'), Path(folder, '0'), time.monotonic()
+    if not finished(partial(train, whole)): return 0, ['The training fails.']
+    took, expected, at_work, faults = time.monotonic() - begin, learned(whole), 0, []
+    for number in range(kills):
+        if killed(partial(train, run), rng.uniform(0.05, 0.6) * took):
+            at_work += 1
+            wrong_times(run, rng)
+            faults += [f'{name} is damaged by a kill.' for name, sha in learned(run).items()
+                       if sha != expected.get(name) and (run/name).with_name('trainer_state.json').is_file()]
+            continue
+        if learned(run) != expected: faults.append('A run that went on has learned something else.')
+        run = Path(folder, str(number + 1))
+    if not finished(partial(train, run)): faults.append('A killed run cannot go on.')
+    elif learned(run) != expected: faults.append('A run that went on has learned something else.')
+    return at_work, list(dict.fromkeys(faults))
+
+
+def train_on(folder):
+    "Train the pocket model for four rounds, or go on from the last whole checkpoint."
+    from stocker.training.grpo import TrainingSettings, train
+    from stocker.training.questions import Splits
+    splits = Splits(planted_world(0, 4, 12).episodes, planted_world(1, 2, 12).episodes, {})
+    small = {'per_device_train_batch_size': 16, 'num_generations': 4, 'disable_tqdm': True, 'report_to': []}
+    with redirect_stdout(StringIO()):
+        train(splits, TrainingSettings(folder, prompts=8, rounds=4, resume=True, trainer=small))
+
+
+if __name__ == '__main__': # Python needs longer to load the packages of training than the run takes: they load once
+    warnings.simplefilter('ignore')
+    import torch
+    torch.set_num_threads(1) # a child that is forked off must not wait for threads that it does not have
+    import trl.trainer.grpo_trainer # noqa: F401
+    print(json.dumps(kill_trainings(train_on, sys.argv[1], int(sys.argv[2]))))
