@@ -441,11 +441,11 @@ def corpus_measurements(
 def reward_batch() -> Callable[[], int]: # grades ten batches
     "Sixty-four answers with a horizon of five decisions."
     from stocker.council.council import vote_mean
-    from stocker.training.credit import CreditReward, one_by_one, start_columns, visited
     from stocker.studies.worlds import planted_world
-    voted = planted_world(1, episodes=8).episodes
-    reward, starts = CreditReward(voted), visited(voted, one_by_one(vote_mean))[:64]
-    columns = start_columns(starts)
+    from stocker.training.credit import CreditReward
+    from stocker.training.questions import EpisodeSet, one_by_one, start_columns
+    episodes = EpisodeSet(planted_world(1, episodes=8).episodes)
+    reward, columns = CreditReward(episodes), start_columns(episodes.visited(one_by_one(vote_mean))[:64])
     said = [f'{{"side": "{("buy", "sell", "hold")[i % 3]}", "quantity": {i}}}' for i in range(64)]
 
     def grade() -> int:
@@ -463,12 +463,14 @@ def reward_measurements() -> list[Measurement]:
 
 def training_measurements() -> list[Measurement]:
     "Twelve steps of the pocket model against their limit, and what of them is not the model."
-    from stocker.training.grpo import train
     from stocker.studies.worlds import planted_world
+    from stocker.training.grpo import TrainingSettings, train
+    from stocker.training.questions import Splits
     world = planted_world(1, episodes=10).episodes
+    trainer = {'logging_steps': 1, 'per_device_train_batch_size': 64, 'disable_tqdm': True, 'report_to': []}
     with tempfile.TemporaryDirectory() as folder:
-        record = train('pocket', world[:8], world[8:], folder, prompts=96, num_train_epochs=1, logging_steps=1,
-                       per_device_train_batch_size=64, disable_tqdm=True, report_to=[]).record
+        settings = TrainingSettings(folder, rounds=1, prompts=96, trainer=trainer)
+        record = train(Splits(world[:8], world[8:], {}), settings).record
     step = statistics.median(line['step_time'] for line in record['log'])
     share = record['reward_seconds'] / record['steps'] / step
     return [Measurement('pocket training, 64 answers a step', f'{1 / step:.1f} steps/s', 'at least 2 steps/s',

@@ -260,22 +260,21 @@ def test_every_command_that_the_readme_names_is_there():
     assert named <= known, f'not there: {sorted(named - known)}'
 
 
-def test_training_is_told_what_the_command_says(command, monkeypatch):
+def test_training_gets_what_the_command_says(command, monkeypatch):
     from types import SimpleNamespace
 
     from stocker.trading.reward import RewardWeights
-    told = {}
-    monkeypatch.setattr('stocker.training.results.load_splits', lambda name, seed, timing: SimpleNamespace(
-        training=(name, seed, timing), validation='some', tests={}))
-    monkeypatch.setattr('stocker.training.grpo.train', lambda *given, **named: told.update(given=given, named=named)
-                        or SimpleNamespace(record={'best_step': 7}))
-    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits, weights: told.update(weights=weights))
+    got = {}
+    monkeypatch.setattr('stocker.training.questions.load_splits', lambda *given: given)
+    monkeypatch.setattr('stocker.training.grpo.train', lambda splits, settings: got.update(
+        splits=splits, settings=settings) or SimpleNamespace(record={'best_step': 7}))
+    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits: got.update(judged=splits))
     monkeypatch.setattr('stocker.training.results.compile_results', lambda folder: folder/'RESULTS.md')
     code, out, _ = command('train', '--episodes', 'placebo', '--seed', '3', '--credit', 'episode', '--rounds', '2',
-                           '--transaction-cost', '0', '--set', 'beta=0.1', '--out', 'here/one_3')
-    free = RewardWeights(transaction_cost=0.0)
-    assert code == 0 and 'step 7 was kept' in out and told['weights'] == free
-    model, training, validation, folder, credit, horizon, seed, prompts, weights = told['given']
-    assert (model, training, credit, seed, weights) == ('pocket', ('placebo', 3, 'close'), 'episode', 3, free)
-    assert told['named']['num_train_epochs'] == 2 and told['named']['beta'] == 0.1 and folder == Path('here/one_3')
+                           '--transaction-cost', '0', '--set', 'beta=0.1', '--brief', '--out', 'here/one_3')
+    assert code == 0 and 'step 7 was kept' in out and got['splits'] == got['judged'] == ('placebo', 3, 'close')
+    settings = got['settings']
+    assert (settings.model, settings.credit, settings.seed, settings.rounds) == ('pocket', 'episode', 3, 2)
+    assert settings.weights == RewardWeights(transaction_cost=0.0) and settings.trainer == {'beta': 0.1}
+    assert settings.brief and settings.out == Path('here/one_3')
     assert command('train', '--transaction-cost', '-0.1')[0] == 2

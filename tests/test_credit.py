@@ -1,16 +1,14 @@
-"Where a model is asked, and what its answers are worth."
+"What answers are worth."
 import math
 
 import numpy as np
 import pytest
+from stocker.council.council import vote_mean
 from stocker.llm.answers import read_trade
-from stocker.council.council import moderate_episode, vote_mean
-from stocker.training.credit import (
-    CreditReward, Start, credit_orders, mixed_starts, one_by_one, open_ledger, play_all, rest_of_episode, run_at,
-    start_columns)
-from stocker.trading.env import lay_out
-from stocker.trading.reward import RewardWeights
 from stocker.studies.worlds import follow, planted_world
+from stocker.trading.engine import Start
+from stocker.training.credit import CreditReward, order_rewards
+from stocker.training.questions import EpisodeSet, one_by_one, start_columns
 
 
 # Texts that models have really written, none of which may break a reward.
@@ -27,22 +25,22 @@ ODD_TEXTS = [
 
 @pytest.mark.parametrize('credit', ['step', 'horizon', 'episode'])
 def test_every_text_gets_one_finite_number(world, starts, credit):
-    reward, some = CreditReward(world, credit), [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
-    rest = rest_of_episode(reward, some, ODD_TEXTS, one_by_one(vote_mean))
+    reward, some = CreditReward(EpisodeSet(world), credit), [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
+    rest = reward.rest_of_episode(some, ODD_TEXTS, one_by_one(vote_mean))
     values = reward(ODD_TEXTS, **start_columns(some), rest=rest if credit == 'episode' else None)
     assert len(values) == len(ODD_TEXTS) and all(type(value) is float and math.isfinite(value) for value in values)
 
 
 def test_no_completions_no_rewards(world):
-    assert CreditReward(world)([], **{name: [] for name in Start._fields}) == []
+    assert CreditReward(EpisodeSet(world))([], **{name: [] for name in Start._fields}) == []
 
 
 @pytest.mark.parametrize('timing', ['close', 'next_open'])
 @pytest.mark.parametrize('credit,horizon', [('step', 1), ('horizon', 3), ('horizon', 5), ('horizon', 50)])
 def test_what_cannot_be_read_is_below_everything_that_can(timing, credit, horizon):
-    voted = planted_world(3, episodes=3, steps=20, timing=timing).episodes
-    reward, rng = CreditReward(voted, credit, horizon), np.random.default_rng(1)
-    for start in mixed_starts(voted, None, 60, rng):
+    episodes = EpisodeSet(planted_world(3, episodes=3, steps=20, timing=timing).episodes)
+    reward = CreditReward(episodes, credit, horizon)
+    for start in episodes.mixed_starts(None, 60, np.random.default_rng(1)):
         orders = [f'{{"side": "{side}", "quantity": {quantity}}}' for side in ('buy', 'sell', 'hold')
                   for quantity in (0, 1, 3, 10, 40, 10**9)]
         values = reward([*orders, 'no idea'], **start_columns([start] * (len(orders) + 1)))
@@ -53,15 +51,15 @@ def test_four_usual_answers_are_not_all_worth_the_same(world):
     rising = next(Start(place, step, 10_000.0, 0.0, 10_000.0, 0.0) for place in range(6) for step in range(10)
                   if np.diff(world[place].episode.market('close').marks)[step] > 0)
     said = ['', '{"side": "hold", "quantity": 0}', '{"side": "buy", "quantity": 50}', '{"side": "buy" "quantity"']
-    values = CreditReward(world)(said, **start_columns([rising] * 4))
+    values = CreditReward(EpisodeSet(world))(said, **start_columns([rising] * 4))
     assert len({round(value, 6) for value in values}) == 3 # the two that cannot be read are alike
 
 
 def test_rewards_equal_the_environment_step_by_step(world, starts):
-    reward, rng = CreditReward(world, 'horizon', 4), np.random.default_rng(2)
+    reward, rng = CreditReward(EpisodeSet(world), 'horizon', 4), np.random.default_rng(2)
     for start in starts:
         side, quantity = int(rng.integers(0, 3)), int(rng.choice([0, 1, 7, 1000]))
-        run = run_at(lay_out(world[start.place].episode, world[start.place].timing, RewardWeights()), start)
+        run = reward.episodes.run(start)
         expected = run.trade(side, quantity)[2].reward
         for _ in range(3):
             if not run.over: expected += run.trade(0, 0)[2].reward
@@ -70,7 +68,7 @@ def test_rewards_equal_the_environment_step_by_step(world, starts):
 
 
 def test_a_group_is_not_mixed_up_with_another(world, starts):
-    reward, said = CreditReward(world), ['{"side": "buy", "quantity": 20}', '{"side": "sell", "quantity": 20}']
+    reward, said = CreditReward(EpisodeSet(world)), ['{"side": "buy", "quantity": 20}', '{"side": "sell", "quantity": 20}']
     one, other = starts[5], starts[60]
     alone = [reward([text], **start_columns([start]))[0] for start in (one, other) for text in said]
     assert reward(said * 2, **start_columns([one, one, other, other])) == alone
@@ -81,7 +79,7 @@ def test_beside_holding_no_answer_gains_on_its_group(world, starts, credit, hori
     said = ['{"side": "hold", "quantity": 0}', '{"side": "buy", "quantity": 8}', '{"side": "sell", "quantity": 1024}',
             '{"side": "buy", "quantity": 0}', 'I would rather not say']
     many = start_columns([start for start in starts for _ in said])
-    plain, beside = (np.array(CreditReward(world, credit, horizon, beside_holding=taken_off)(
+    plain, beside = (np.array(CreditReward(EpisodeSet(world), credit, horizon, beside_holding=taken_off)(
         said * len(starts), **many)).reshape(-1, len(said)) for taken_off in (False, True))
     gain, same_gain = (values - values.mean(axis=1, keepdims=True) for values in (plain, beside))
     np.testing.assert_allclose(same_gain, gain, rtol=0, atol=1e-12)
@@ -91,26 +89,27 @@ def test_beside_holding_no_answer_gains_on_its_group(world, starts, credit, hori
 
 def test_beside_holding_the_states_no_longer_differ_by_what_they_held(world, starts):
     said, many = ['{"side": "hold", "quantity": 0}'] * len(starts), start_columns(starts)
-    assert np.ptp(CreditReward(world)(said, **many)) > 0.1
-    assert np.ptp(CreditReward(world, beside_holding=True)(said, **many)) == 0.0
+    assert np.ptp(CreditReward(EpisodeSet(world))(said, **many)) > 0.1
+    assert np.ptp(CreditReward(EpisodeSet(world), beside_holding=True)(said, **many)) == 0.0
 
 
 def test_to_the_end_of_an_episode_nothing_is_taken_off(world, starts):
     some, said = starts[:4], ['{"side": "buy", "quantity": 8}'] * 4
-    rest = rest_of_episode(CreditReward(world), some, said, one_by_one(vote_mean))
-    plain, beside = (CreditReward(world, 'episode', beside_holding=taken_off)(said, **start_columns(some), rest=rest)
+    episodes = EpisodeSet(world)
+    rest = CreditReward(episodes).rest_of_episode(some, said, one_by_one(vote_mean))
+    plain, beside = (CreditReward(episodes, 'episode', beside_holding=taken_off)(said, **start_columns(some), rest=rest)
                      for taken_off in (False, True))
     assert plain == beside
 
 
 def test_an_episode_is_worth_what_the_environment_pays_to_its_end(world, starts):
     "Every order of every state, and then a policy that is another one."
-    reward, said = CreditReward(world, 'episode'), '{"side": "%s", "quantity": %d}'
+    reward, said = CreditReward(EpisodeSet(world), 'episode'), '{"side": "%s", "quantity": %d}'
     orders = [said % (side, quantity) for side in ('buy', 'sell', 'hold') for quantity in (0, 3, 1000)]
     some, texts = [start for start in starts[::7] for _ in orders], orders * len(starts[::7])
-    rest = rest_of_episode(reward, some, texts, one_by_one(follow('news')))
+    rest = reward.rest_of_episode(some, texts, one_by_one(follow('news')))
     for start, text, value in zip(some, texts, reward(texts, **start_columns(some), rest=rest)):
-        run, order = run_at(reward.courses[start.place], start), read_trade(text)
+        run, order = reward.episodes.run(start), read_trade(text)
         expected = run.trade(order.side.code, order.quantity)[2].reward
         while not run.over:
             action = follow('news')(world[start.place].votes[run.step], run.portfolio).action
@@ -119,42 +118,20 @@ def test_an_episode_is_worth_what_the_environment_pays_to_its_end(world, starts)
 
 
 def test_what_cannot_be_read_is_not_played_on_and_earns_least(world, starts):
-    asked, some = [], starts[:3]
+    asked, some, reward = [], starts[:3], CreditReward(EpisodeSet(world), 'episode')
     def policy(questions):
         asked.extend(questions)
         return one_by_one(vote_mean)(questions)
     said = ['no idea', '{"side": "hold", "quantity": 0}', '{"side": "buy"']
-    rest = rest_of_episode(CreditReward(world), some, said, policy)
+    rest = reward.rest_of_episode(some, said, policy)
     assert rest[0] == rest[2] == 0.0 and len(asked) == 20 - some[1].step - 1
-    values = CreditReward(world, 'episode')(said, **start_columns(some), rest=rest)
+    values = reward(said, **start_columns(some), rest=rest)
     assert all(values[i] < some[i].step - 20 for i in (0, 2)) # below -1 for each decision that is left
 
 
-def test_episodes_of_different_lengths_share_a_ledger():
+def test_an_order_is_worth_the_same_beside_a_longer_episode():
     voted = [planted_world(seed, episodes=1, steps=steps).episodes[0] for seed, steps in ((1, 12), (2, 30))]
-    courses = [lay_out(one.episode, one.timing, RewardWeights()) for one in voted]
-    together, alone = open_ledger(courses), open_ledger(courses[:1])
     starts = Start(*map(np.array, zip(*[Start(0, step, 1e4, 0.0, 1e4, 0.0) for step in range(12)])))
-    earned = [credit_orders(ledger, starts, np.full(12, 10.0), np.full(12, True), 5, RewardWeights())
-              for ledger in (together, alone)]
+    earned = [order_rewards(EpisodeSet(some), starts, np.ones(12), np.full(12, 10.0), 5) for some in (voted, voted[:1])]
     assert np.array_equal(*earned)
     assert (earned[0][:, -1] != 0).sum() == 1 # the last decision has no other after it
-
-
-def test_playing_side_by_side_is_playing_one_by_one(world):
-    for one, run in zip(world, play_all(world, one_by_one(follow('news')))):
-        alone = moderate_episode(one, follow('news'))
-        assert run.rewards.tolist() == alone.rewards.tolist() and run.decisions == alone.decisions
-
-
-def test_start_states_hold_shares_and_come_late_too(world):
-    mixture = mixed_starts(world, one_by_one(vote_mean), 200, np.random.default_rng(3))
-    assert len(mixture) == 200
-    assert any(start.shares for start in mixture) and any(not start.shares for start in mixture)
-    assert {start.step for start in mixture} >= {0, 19}
-
-
-def test_without_a_curriculum_the_states_are_what_they_were(world):
-    one, other = (mixed_starts(world, None, 50, np.random.default_rng(5), **options)
-                  for options in ({}, {'chances': None}))
-    assert one == other and {start.place for start in one} == set(range(6))

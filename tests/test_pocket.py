@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 from stocker.llm.answers import Unreadable, read_trade
-from stocker.market.core import ROLES, Abstention, Portfolio, Side, StockerError, TradeAction, Vote, data_path
-from stocker.training.pocket import (
-    NUMBERS, ModelModerator, at_least, demonstration, load_pocket, new_pocket, pocket_answer, pocket_messages,
-    pocket_tokenizer, portfolio_lines, possible_order, random_portfolio, random_votes, vocabulary, vote_line)
+from stocker.market.core import ROLES, Abstention, Portfolio, Side, TradeAction, Vote, data_path
 from stocker.llm.prompts import decision_in
+from stocker.training.pocket import (
+    ModelModerator, load_pocket, new_pocket, pocket_answer, pocket_messages, pocket_tokenizer, portfolio_lines,
+    vocabulary, vote_line)
+from stocker.training.questions import NUMBERS, at_least, random_question
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -51,7 +52,7 @@ def test_every_prompt_is_made_of_known_words(changes):
 def test_the_named_number_is_enough_for_all():
     rng = np.random.default_rng(5)
     for _ in range(200):
-        portfolio = random_portfolio(rng)
+        _, portfolio = random_question(rng)
         buy, sell = map(int, re.findall(r'can \w+: (\d+)', portfolio_lines(portfolio)))
         assert sell >= min(portfolio.shares, NUMBERS[-1])
         assert (buy + 1) * portfolio.price * (1 + portfolio.transaction_cost) > min(portfolio.cash, NUMBERS[-1])
@@ -61,7 +62,7 @@ def test_an_answer_is_over_with_its_brace(student):
     "Else a model that is trained for rewards goes on talking, for nothing in a reward tells it to stop."
     assert new_pocket().generation_config.eos_token_id == student.model.generation_config.eos_token_id
     rng, moderator = np.random.default_rng(1), ModelModerator(student.model, student.tokenizer, max_new_tokens=24)
-    prompts = [pocket_messages(random_votes(rng), random_portfolio(rng)) for _ in range(200)]
+    prompts = [pocket_messages(*random_question(rng)) for _ in range(200)]
     torch.manual_seed(1)
     said = moderator.answers(prompts, 2.0)
     assert sum('}' in text for text in said) > 100
@@ -77,28 +78,9 @@ def test_answers_are_json_that_every_reader_reads():
             assert not isinstance(read_trade(text), Unreadable)
 
 
-def test_made_up_orders_are_possible():
-    rng = np.random.default_rng(6)
-    for _ in range(300):
-        portfolio = random_portfolio(rng)
-        order = possible_order(rng, portfolio)
-        if order.side is Side.SELL: assert portfolio.shares >= 1
-        if order.side is Side.BUY: assert portfolio.cash >= portfolio.price
-        assert (order.quantity == 0) == (order.side is Side.HOLD)
-
-
-def test_lessons_follow_their_seed_and_have_one_length():
-    one, other = ([demonstration(np.random.default_rng(7)) for _ in range(3)] for _ in range(2))
-    assert one == other
-    tokenizer = pocket_tokenizer()
-    rng = np.random.default_rng(8)
-    lengths = {len(tokenizer.apply_chat_template(demonstration(rng))['input_ids']) for _ in range(300)}
-    assert len(lengths) == 1
-
-
 def test_likeliest_answers_can_be_read_and_do_not_depend_on_company(student):
     rng = np.random.default_rng(9)
-    questions = [(random_votes(rng), random_portfolio(rng)) for _ in range(60)]
+    questions = [random_question(rng) for _ in range(60)]
     moderator = student.moderator()
     together = moderator.decide_batch(questions)
     assert not any(decision.unreadable for decision in together)
@@ -110,7 +92,7 @@ def test_likeliest_answers_can_be_read_and_do_not_depend_on_company(student):
 
 def test_a_draw_is_repeated_by_its_seed(student):
     rng = np.random.default_rng(10)
-    questions = [(random_votes(rng), random_portfolio(rng)) for _ in range(20)]
+    questions = [random_question(rng) for _ in range(20)]
     said = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -126,19 +108,14 @@ def test_the_weights_are_those_that_the_readme_names():
     assert sum(file.stat().st_size for file in data_path('pocket').iterdir()) < 4e6
 
 
-def test_first_weights_follow_the_seed_and_leave_the_generator_alone():
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    one, other = new_pocket(4), new_pocket(5)
-    assert torch.equal(torch.rand(1), expected)
-    assert not torch.equal(one.model.embed_tokens.weight, other.model.embed_tokens.weight)
-
-
 def test_babble_is_no_trade():
     decision = decision_in('{"side": "buy", "quantity": ')
     assert decision.unreadable and decision.action.side is Side.HOLD and decision.said
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(StockerError, match='there is no pocket model here'): load_pocket(tmp_path)
+def test_a_new_model_leaves_the_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    new_pocket(4)
+    assert torch.equal(torch.rand(1), expected)

@@ -33,7 +33,7 @@ from stocker.training.adapters import (
     ADAPTER, check_forward, check_packages, load_student, load_weights, lora_settings, model_card, precision,
     save_trained)
 from .credit import CREDITS, CreditReward
-from .pocket import MessagesOf, ModelModerator, Student, pocket_messages, tokenized
+from .pocket import MessagesOf, ModelModerator, Student, tokenized
 from .questions import CURRICULA, Chances, EpisodeSet, Question, Splits, curriculum, data_record
 
 if TYPE_CHECKING:
@@ -108,30 +108,6 @@ class TrainingSettings:
                  'report_to': board, 'logging_steps': 5, 'save_strategy': 'epoch', 'beta': 0.0, **precision()}
         return GRPOConfig(**{**fixed, **self.fields}) # `Questions` shuffles
 
-# %% ../../nbs/training/55_grpo.ipynb #e680a6a3
-def prompt_rows(
-    episodes: EpisodeSet, # what is traded
-    starts: Sequence[Start], # the states
-    messages: MessagesOf = pocket_messages, # how the model is asked
-    carried: bool = False, # whether the last message carries the state too
-) -> list[dict[str, Any]]: # prompt and the fields of the state
-    "A question for each state, with the state beside it."
-    asked = [list(messages(*question)) for question in episodes.questions(starts)]
-    if carried: asked = [[*said, {**last, 'state': list(start)}] for (*said, last), start in zip(asked, starts)]
-    return [{'prompt': prompt, **start._asdict()} for prompt, start in zip(asked, starts)]
-
-
-def check_lengths(
-    rows: Sequence[Mapping[str, Any]], # prompts with their states
-    student: Student, # who is asked
-) -> int: # tokens of the longest prompt
-    "The length of the longest prompt; a `StockerError` where one is over the limit."
-    lengths = [len(numbers) for numbers in tokenized(student.tokenizer, [row['prompt'] for row in rows])['input_ids']]
-    if (longest := max(lengths)) <= student.longest_prompt: return longest
-    at = rows[lengths.index(longest)]
-    raise StockerError(f"the prompt of episode {at['place']}, decision {at['step']} has {longest} tokens, the limit is "
-                       f'{student.longest_prompt}: shorten what is asked, or raise the limit; prompts are never cut')
-
 # %% ../../nbs/training/55_grpo.ipynb #32af3492
 @dataclass(eq=False)
 class Questions:
@@ -140,7 +116,7 @@ class Questions:
     episodes: EpisodeSet # what is traded
     student: Student # who is asked
     settings: TrainingSettings # how many, and which
-    rows: list[dict[str, Any]] = field(default_factory=list) # from `prompt_rows`
+    rows: list[dict[str, Any]] = field(default_factory=list) # from `ask`
     chances: Chances | None = field(init=False) # how often each episode comes as training goes on
 
     def __post_init__(self) -> None: self.chances = curriculum(self.settings.curriculum, self.episodes)
@@ -148,6 +124,22 @@ class Questions:
     def __getstate__(self) -> dict: # by this the data set's library knows it
         "What two sets of questions differ in."
         return {'count': self.settings.questions, 'seed': self.settings.seed}
+
+    def ask(
+        self,
+        starts: Sequence[Start], # the states
+    ) -> list[dict[str, Any]]: # prompt and the fields of the state
+        "A question for each state, with the state beside it; a prompt over the limit is a `StockerError`."
+        student, carried = self.student, self.settings.credit == 'episode'
+        prompts = [list(student.messages(*question)) for question in self.episodes.questions(starts)]
+        lengths = [len(numbers) for numbers in tokenized(student.tokenizer, prompts)['input_ids']]
+        if (longest := max(lengths)) > student.longest_prompt:
+            at = starts[lengths.index(longest)]
+            raise StockerError(
+                f'the prompt of episode {at.place}, decision {at.step} has {longest} tokens, the limit is '
+                f'{student.longest_prompt}: shorten what is asked, or raise the limit; prompts are never cut')
+        if carried: prompts = [[*said, {**last, 'state': list(start)}] for (*said, last), start in zip(prompts, starts)]
+        return [{'prompt': prompt, **start._asdict()} for prompt, start in zip(prompts, starts)]
 
     def fill(
         self,
@@ -163,8 +155,7 @@ class Questions:
             starts = self.episodes.mixed_starts(
                 partial(moderator.decide_batch, temperature=1.0), settings.questions, rng, settings.policy_episodes,
                 self.chances and self.chances(progress))
-        self.rows = prompt_rows(self.episodes, starts, self.student.messages, settings.credit == 'episode')
-        check_lengths(self.rows, self.student)
+        self.rows = self.ask(starts)
 
     def dataset(self) -> 'Dataset':
         "What the trainer takes lines from; they are those of the round by the time that one is taken."
@@ -216,13 +207,14 @@ SCORES = 'scores.json' # beside the checkpoints: validation score by step
 
 def round_callback(
     questions: Questions, # are filled before each round
-    moderator: ModelModerator, # the model that is trained
+    model: Any, # the model that is trained, with its adapter
     validation: EpisodeSet, # episodes that choose the checkpoint
     scores: dict[int, float], # validation score by step; is filled
     alarms: Alarms, # look at each line of the log
 ) -> 'TrainerCallback':
     "A callback that renews the questions before each round, scores the model after it, and warns at an alarm."
     from transformers import TrainerCallback
+    moderator = questions.student.moderator(model)
 
     class Rounds(TrainerCallback):
         "What happens between the steps."
@@ -435,20 +427,20 @@ def train(
     student: Student | None = None, # a model of your own; None: the one that the settings name
 ) -> Trained:
     "Train a moderator with GRPO, keep the checkpoint that did best in validation, and write it with its record."
-    begin, out, alarms, config = time.perf_counter(), Path(settings.out), Alarms(), settings.config()
+    begin, out, config, alarms = time.perf_counter(), Path(settings.out), settings.config(), Alarms()
     student = student or load_student(settings.model, settings.brief)
-    student = replace(student, max_new_tokens=settings.trainer.get('max_completion_length', student.max_new_tokens))
+    longest = settings.trainer.get('max_completion_length', student.max_new_tokens)
     episodes, validation = (EpisodeSet(part, settings.weights) for part in (splits.training, splits.validation))
-    questions = Questions(episodes, student, settings)
+    questions = Questions(episodes, replace(student, max_new_tokens=longest), settings)
     trainer = make_trainer(questions, config)
-    check_forward(trainer.model, student, episodes.questions(episodes.beginnings[:1])[0])
+    check_forward(trainer.model, questions.student, episodes.questions(episodes.beginnings[:1])[0])
     if settings.demonstrations: warm_start(trainer.model, questions)
     checkpoint = last_checkpoint(out/'checkpoints') if settings.resume else None
     scores = earlier_scores(checkpoint)
-    trainer.add_callback(round_callback(questions, student.moderator(trainer.model), validation, scores, alarms))
+    trainer.add_callback(round_callback(questions, trainer.model, validation, scores, alarms))
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     record = run_record(trainer, questions, validation, scores=scores, best_step=keep_best(trainer, scores),
                         seconds=time.perf_counter() - begin, alarms=alarms.raised)
     write_json(out/'run.json', record)
-    save_trained(trainer.model, student, out/ADAPTER, model_card(record))
-    return Trained(student, trainer.model.eval(), record, out)
+    save_trained(trainer.model, questions.student, out/ADAPTER, model_card(record))
+    return Trained(questions.student, trainer.model.eval(), record, out)

@@ -22,7 +22,7 @@ from stocker.llm.answers import TRADE_SCHEMA, VOTE_SCHEMA
 from stocker.market.core import DataError, StockerError, canonical_json
 from stocker.llm.client import (
     Client, Endpoint, OpenAIClient, RecordedClient, Reply, ScriptedClient, append_line, background_loop,
-    endpoint_words, find_endpoint, next_wait, read_completion, read_recording, request_digest, retry_after)
+    endpoint_words, find_endpoint, read_completion, read_recording, request_digest)
 
 VARIABLES = ('API_BASE_URL', 'MODEL_NAME', 'HF_TOKEN', 'OPENAI_API_KEY')
 KEY = 'sk-very-secret-0123456789'
@@ -43,6 +43,13 @@ def last_text(request): return request['messages'][-1]['content']
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
     for name in VARIABLES: monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    "The library waits half a second before its second try."
+    base = pytest.importorskip('openai._base_client')
+    monkeypatch.setattr(base, 'INITIAL_RETRY_DELAY', 0.001)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -106,8 +113,7 @@ def failing_first(times, status, **headers):
 
 def client_of(server, **settings):
     pytest.importorskip('openai')
-    return OpenAIClient(**{'model': 'm', 'base_url': server.url, 'key': KEY, 'first_wait': 0.001, 'timeout': 10,
-                           'retries': 2, **settings})
+    return OpenAIClient(**{'model': 'm', 'base_url': server.url, 'key': KEY, 'timeout': 10, 'retries': 2, **settings})
 
 
 # --- the digest of a request -----------------------------------------------------------------------------------------
@@ -266,9 +272,9 @@ def test_an_editor_that_drops_the_last_line_end_or_adds_lines_does_no_harm(tmp_p
     for end in (b'', b'\n\n\n', b'\r\n'):
         path.write_bytes(path.read_bytes().rstrip() + end)
         RecordedClient(path, scripted(), record=True).answer(say(f'after {end!r}'))
-    assert len(read_recording(path).replies) == 5
+    assert len(read_recording(path)[1]) == 5
     path.write_bytes(path.read_bytes().replace(b'\r\n', b'\n').replace(b'\n', b'\r\n'))
-    assert len(read_recording(path).replies) == 5
+    assert len(read_recording(path)[1]) == 5
 
 
 def test_a_missing_or_empty_recording(tmp_path):
@@ -319,7 +325,7 @@ def test_many_threads_record_each_request_once(tmp_path):
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     assert len((tmp_path/'r.jsonl').read_bytes().splitlines()) == 21
-    assert len(read_recording(tmp_path/'r.jsonl').replies) == 20
+    assert len(read_recording(tmp_path/'r.jsonl')[1]) == 20
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
@@ -365,7 +371,7 @@ def test_a_kill_in_the_middle_of_a_batch_loses_nothing_that_was_answered(tmp_pat
         time.sleep(moments.random() / 50)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    kept = read_recording(path).replies
+    kept = read_recording(path)[1]
     client = ScriptedClient(lambda messages: messages[-1]['content'] * 2000, model='slow')
     conversations = [say(str(number)) for number in range(len(kept) + 2)]
     replies = RecordedClient(path, client, record=True).answer_all(conversations)
@@ -410,26 +416,6 @@ def test_tokens_that_were_not_counted_are_zero(usage):
     assert read_completion(json.dumps(completion('x') | {'usage': usage})) == Reply('x')
 
 
-@pytest.mark.parametrize('header, seconds', [
-    ('0', 0.0), ('1.5', 1.5), (' 3 ', 3.0), ('-1', 0.0), ('nan', None), ('inf', None), ('', None), ('soon', None),
-    ('Thu, 01 Jan 1970 00:02:00 GMT', 20.0), ('Thu, 01 Jan 1970 00:00:00 GMT', 0.0), (None, None),
-    ('Thu, 99 Jan 1970 00:00:00 GMT', None)])
-def test_retry_after(header, seconds): assert retry_after(header, 100.0) == seconds
-
-
-def test_waits_double_and_end():
-    assert next_wait(2000, 0.5) <= 120
-    assert next_wait(0, 0.0) == 0 and next_wait(1, 0.001, 7.0) == 7.0
-
-
-def test_waiting_leaves_the_seeded_random_numbers_alone():
-    random.seed(5)
-    first = random.random()
-    random.seed(5)
-    next_wait(1, 0.5)
-    assert random.random() == first
-
-
 # --- naming an endpoint ----------------------------------------------------------------------------------------------
 
 def test_names_come_from_the_environment(monkeypatch):
@@ -460,7 +446,7 @@ def test_what_is_not_named_is_asked_for():
     with pytest.raises(StockerError, match='hand in model or set MODEL_NAME'): OpenAIClient(base_url='http://x/v1')
     for address in ('localhost:8000/v1', 'ftp://x/v1', 'http://', '/v1', 'not an address'):
         with pytest.raises(StockerError, match='is no address'): OpenAIClient('m', address)
-    for wrong in (dict(timeout=0), dict(retries=-1), dict(concurrency=0), dict(first_wait=-1)):
+    for wrong in (dict(timeout=0), dict(retries=-1), dict(concurrency=0)):
         with pytest.raises(StockerError, match='has to be above 0'): OpenAIClient('m', 'http://x/v1', **wrong)
 
 
@@ -483,7 +469,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_importing_the_module_loads_nothing_heavy():
-    code = 'import sys, stocker.llm.client; print([name for name in ("torch", "openai", "pandas") if name in sys.modules])'
+    code = 'import sys, stocker.llm.client; print([n for n in ("torch", "openai", "pandas") if n in sys.modules])'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
 
 
@@ -493,7 +479,7 @@ def test_a_request_arrives_as_it_was_sent(serve):
     server = serve(echoing)
     server.behave = lambda handler, request, number: handler.send(completion('seen'))
     extra = {'seed': 3, 'chat_template_kwargs': {'think': False}}
-    client = client_of(server, temperature=0.7, most_tokens=99, extra=extra)
+    client = client_of(server, temperature=0.7, max_new_tokens=99, extra=extra)
     messages = [{'role': 'system', 'content': 'Be brief – 日本 \ud83d'}, *picture_messages(PICTURE)]
     assert client.answer(messages, VOTE_SCHEMA) == Reply('seen', '', 12, 3)
     request = server.requests[0]
@@ -533,7 +519,6 @@ def test_what_does_not_pass_is_told(serve):
     client = client_of(server)
     reply = client.answer(say('x'))
     assert reply == Reply('', 'no answer: HTTP 500: not now') and len(server.requests) == 3
-    assert client.usage.calls == 1
 
 
 @pytest.mark.parametrize('header', ['0.4', 'date'])
@@ -551,8 +536,9 @@ def test_retry_after_is_honoured(serve, header):
 def test_a_wait_of_an_hour_is_not_waited_for(serve):
     server = serve(failing_first(1, 429, Retry_After='3600'))
     started = time.monotonic()
-    assert 'wait 3600 seconds' in client_of(server).answer(say('x')).problem
-    assert time.monotonic() - started < 5 and len(server.requests) == 1
+    reply = client_of(server).answer(say('x'))
+    assert 'Retry-After: 3600' in reply.problem or reply.text == 'x' # before openai 3, the library asked again at once
+    assert time.monotonic() - started < 5
 
 
 def answering_late(handler, request, number):
@@ -721,7 +707,6 @@ def test_order_is_kept_and_the_limit_obeyed(serve):
     texts = [str(number) for number in range(40)]
     assert [reply.text for reply in client.answer_all([say(text) for text in texts])] == texts
     assert most[0] == 3
-    assert (client.usage.calls, client.usage.prompt_tokens, client.usage.completion_tokens) == (40, 480, 120)
 
 
 def test_the_limit_holds_across_threads(serve):
@@ -794,7 +779,7 @@ def test_a_key_that_a_server_repeats_is_not_shown(serve, status):
     try: shown = repr(client.answer(say('x')))
     except StockerError as error: shown = f'{error!r} {error.__cause__!r} {error.__context__!r}'
     assert 'very-secret' not in shown
-    assert KEY not in f'{client!r} {client.endpoint!r} {client.settings!r} {client.usage!r}'
+    assert KEY not in f'{client!r} {client.endpoint!r} {client.settings!r}'
 
 
 def test_words_are_cut_only_after_the_key_is_out():
