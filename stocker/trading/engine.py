@@ -294,14 +294,13 @@ def _play_columns(
         n, at, day = right - left, place[left:right], first[left:right].copy()
         price, mark, aim, grown, wanted = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
         bonus, moved, worth, live = np.zeros(n), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-        cash, shares = state[0, left:right].copy(), state[1, left:right].copy()
-        peak, drawdown = state[2, left:right].copy(), state[3, left:right].copy()
+        own = state[:, left:right].copy()
+        cash, shares, peak, drawdown = own[0], own[1], own[2], own[3]
         unit, start, fee, buy_and_hold, last = scale[at], starting_cash[at], fees[at], ends[at], steps[at] - 1
         w_performance, w_inflation = settings[0, left:right].copy(), settings[1, left:right].copy()
         penalty = settings[2, left:right].copy()
-        in_step = (day == day[0]).all() and (last == last[0]).all()
         abreast = (at == at[0] + np.arange(n)).all()
-        in_step = in_step and (abreast or (at == at[0]).all())
+        in_step = (day == day[0]).all() and (last == last[0]).all() and (abreast or (at == at[0]).all())
         for row in range(len(sides)):
             if in_step:
                 live[:], t = day[0] <= last[0], min(day[0], last[0])
@@ -317,8 +316,7 @@ def _play_columns(
                        w_inflation, penalty, rewards[row, left:right], values[row, left:right],
                        traded[row, left:right], invalid[row, left:right])
             day += 1
-        state[0, left:right], state[1, left:right], state[2, left:right] = cash, shares, peak
-        state[3, left:right] = drawdown
+        state[:, left:right] = own
 
 # %% ../../nbs/trading/13_engine.ipynb #8a19cbb9
 PLAIN_FUNCTIONS = (affordable_quantity, fill_order, bounded, trajectory_bonus, reward_terms, value_step, _value_row,
