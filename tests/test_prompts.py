@@ -28,7 +28,8 @@ from stocker.llm.client import Reply, ScriptedClient
 from stocker.llm.prompts import (
     CHART_IN_WORDS, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
     LanguageModerator, LanguageSpecialist, amount, change, chart_evidence, chart_url, days_ago, fenced,
-    language_specialists, nothing_to_judge, outside_line, format_portfolio, role_prompt, system_prompt, trade_messages, vote_messages, format_votes)
+    format_portfolio, format_votes, language_specialists, nothing_to_judge, outside_line, role_prompt, system_prompt,
+    trade_messages, vote_messages)
 from stocker.council.specialists import RULE_ANALYSTS
 
 GOOD_VOTE = '{"signal": -0.2, "confidence": 0.5, "rationale": "mine"}'
