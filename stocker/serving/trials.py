@@ -349,7 +349,11 @@ class EchoEnvironment(Environment):
     "Sends back what it gets."
 
     SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State() # nothing is counted
+
+    @property
+    def state(self) -> State:
+        "Nothing is counted."
+        return State()
 
     def reset(self, **options) -> EchoObservation:
         "Nothing yet."

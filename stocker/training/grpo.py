@@ -33,7 +33,7 @@ from stocker.training.adapters import (
     ADAPTER, check_forward, check_packages, load_student, load_weights, lora_settings, model_card, precision,
     save_trained)
 from .credit import CREDITS, CreditReward
-from .pocket import MessagesOf, ModelModerator, Student, pocket_messages, tokenized
+from .pocket import MessagesOf, ModelModerator, Student, tokenized
 from .questions import CURRICULA, Chances, EpisodeSet, Question, Splits, curriculum, data_record
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def judge(
     ways = stages(trained, {name: EpisodeSet(voted, weights) for name, voted in splits.tests.items()})
     tables, drawn = {}, 'tasks' if 'tasks' in splits.tests else next(iter(splits.tests))
     for name, voted in splits.tests.items():
-        policies = {**{stage: way[name] for stage, way in ways.items()}, **BASELINE_POLICIES, 'logistic': read_logistic()}
+        policies = {stage: way[name] for stage, way in ways.items()} | BASELINE_POLICIES | {'logistic': read_logistic()}
         tables[name] = evaluate(policies, voted, weights, random_like=['after'], progress=False)
         if name == drawn:
             write_picture(trained.folder/PORTFOLIOS, portfolio_figure(policies, voted[:3], weights), DPI)

@@ -126,7 +126,8 @@ def report_page(
     episode: Episode, # what it was played on
 ) -> str: # HTML
     "The page of a run, as `stocker report` writes it."
-    from stocker.pages.report import inspect, inspector_page
+    from stocker.pages.inspection import inspect
+    from stocker.pages.report import inspector_page
     return str(inspector_page(inspect(trace, episode)))
 
 # %% ../../nbs/trust/85_attacks.ipynb #e21faf42
