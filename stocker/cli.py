@@ -483,7 +483,7 @@ def check_server(
 def audit(
     quick: Annotated[bool, typer.Option('--quick', help='samples instead of everything')] = False,
 ) -> None:
-    "Check look-ahead, accounting, determinism, memory, security and recovery."
+    "Check look-ahead, accounting, determinism, memory and security."
     from stocker.trust.audit import audit as run_audit
     from stocker.trust.checks import audit_table
     results = run_audit(quick)

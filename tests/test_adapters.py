@@ -59,7 +59,7 @@ def test_an_adapter_goes_to_the_language_layers_only():
 
 
 def test_gemma_4_gives_the_same_with_and_without_its_cache():
-    from stocker.llm.models import tiny_gemma
+    from stocker.llm.tiny import tiny_gemma
     model, numbers = tiny_gemma()[0], torch.arange(10, 40)[None]
     with torch.no_grad():
         one, other = (model(input_ids=numbers, labels=numbers, use_cache=cache) for cache in (True, False))

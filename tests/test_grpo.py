@@ -148,8 +148,9 @@ def test_a_rollout_of_gemma_4(gemma_votes, tmp_path):
 @pytest.fixture(scope='module')
 def gemma_votes():
     "A council with a real Gemma 4 class in the seat that looks at pictures, small and with random weights."
-    from stocker.llm.models import TransformersClient, tiny_gemma
-    client = TransformersClient(*tiny_gemma(), 'tiny-gemma', most_tokens=40)
+    from stocker.llm.models import TransformersClient
+    from stocker.llm.tiny import tiny_gemma
+    client = TransformersClient(*tiny_gemma(), 'tiny-gemma', max_new_tokens=40)
     asked, answer_all = [], client.answer_all
     client.answer_all = lambda conversations, *rest, **named: (
         asked.extend(conversations) or answer_all(conversations, *rest, **named))
@@ -161,7 +162,7 @@ def gemma_votes():
 
 
 def gemma_student():
-    from stocker.llm.models import tiny_gemma
+    from stocker.llm.tiny import tiny_gemma
     return Student('tiny-gemma-4', *tiny_gemma(), brief_messages, 24, 2048, brief_answer)
 
 

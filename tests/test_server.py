@@ -26,7 +26,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip('openenv')
-import gymnasium
 import httpx
 import jsonschema
 import yaml
@@ -49,9 +48,9 @@ from stocker.llm.prompts import decision_in
 from stocker.trading.reward import RewardWeights
 from stocker.serving.limits import Limits
 from stocker.serving.server import (
-    SERVED_SPLITS, StockerEnvironment, create_app, http_answer, listen, served, served_rows)
+    SERVED_SPLITS, Session, StockerEnvironment, create_app, http_answer, served, served_rows)
 from stocker.serving.trials import (
-    examine, oracle_orders, play_load, play_orders, random_orders, stocker_talk, unequal_runs, write_report)
+    examine, oracle_orders, play_load, play_served, random_orders, stocker_talk, unequal_runs, write_report)
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPACE = ROOT/'space'
@@ -178,18 +177,6 @@ def test_the_first_day_of_an_empty_record_over_the_wire():
     assert None in seen['indicators'].values() and all(type(seen[name]) is int for name in ('step', 'steps', 'shares'))
 
 
-def test_names_and_counts(client):
-    first = client.reset(task='task_easy', episode_id='my-run').observation
-    assert (first.episode_id, first.step, first.reward, first.reward_parts) == ('my-run', 0, None, None)
-    assert (client.state().episode_id, client.state().step_count) == ('my-run', 0)
-    client.step({'side': 'hold'})
-    assert client.state().step_count == 1
-    assert client.reset().observation.episode_id not in ('my-run', client.reset().observation.episode_id)
-
-
-def test_every_bar_that_was_asked_for(client):
-    for count in (1, 20, 260): assert len(client.reset(bars=count).observation.bars) == count
-
 
 def test_the_reward_tree_has_names_and_adds_up():
     environment, weights = StockerEnvironment(), RewardWeights()
@@ -240,18 +227,6 @@ def test_splits_and_tasks_over_http(web):
     assert web.get('/other/splits').status_code == 404
 
 
-def test_openenv_takes_it_for_what_it_is():
-    from openenv.core.env_server.interfaces import Environment, TaskProvider
-    questions = [name for name in vars(TaskProvider) if not name.startswith('_')]
-    assert len(questions) == 5 and all(callable(getattr(StockerEnvironment, name)) for name in questions)
-    assert issubclass(StockerEnvironment, Environment) and StockerEnvironment.SUPPORTS_CONCURRENT_SESSIONS
-
-
-def test_splits_keep_their_periods():
-    days = {split: [(row['first'], row['last']) for row in served_rows(split)] for split in SERVED_SPLITS}
-    assert max(last for _, last in days['train']) < '2021-01-01' <= min(first for first, _ in days['validation'])
-    assert max(last for _, last in days['validation']) < min(first for first, _ in days['tasks'])
-    assert max(last for _, last in days['tasks']) < '2025-02-01' <= min(first for first, _ in days['test'])
 
 
 def test_a_listed_task_can_be_played_by_place_and_by_name(client):
@@ -259,13 +234,6 @@ def test_a_listed_task_can_be_played_by_place_and_by_name(client):
     named = client.reset(task=served_rows('validation')[5]['name']).observation
     assert (listed.task, listed.bars) == (named.task, named.bars)
 
-
-def test_metadata_and_schemas(web):
-    about, schema = web.get('/metadata').json(), web.get('/schema').json()
-    assert about['name'] == 'stocker' and about['version']
-    assert set(schema['action']['properties']) == {'metadata', 'side', 'quantity'}
-    assert {'episode_id', 'bars', 'reward', 'done'} <= set(schema['observation']['properties'])
-    assert {'episode_id', 'step_count', 'peak'} <= set(schema['state']['properties'])
 
 
 # Who is kept apart from whom
@@ -406,17 +374,6 @@ def test_a_long_thought_is_not_a_lost_client(monkeypatch):
 
 # Plain HTTP
 
-def test_the_plain_walk(web):
-    first = web.post('/reset').json()
-    name = first['observation']['episode_id']
-    assert first['reward'] is None and first['done'] is False
-    step = web.post('/step', json={'episode_id': name, 'side': 'buy', 'quantity': 5}).json()
-    assert step['observation']['shares'] == 5 and step['observation']['episode_id'] == name
-    assert web.get('/state', params={'episode_id': name}).json()['step_count'] == 1
-    other = web.post('/reset', json={'task': 'task_easy'}).json()['observation']
-    assert other['shares'] == 0 and other['episode_id'] != name
-    again = web.post('/reset', json={'episode_id': name}).json()['observation']
-    assert (again['shares'], again['episode_id']) == (0, name)
 
 
 def test_the_plain_walk_gives_the_same_rewards(web, client):
@@ -424,7 +381,7 @@ def test_the_plain_walk_gives_the_same_rewards(web, client):
     web.post('/reset', json={'task': 'task_easy', 'episode_id': 'oracle'})
     walked = [web.post('/step', json={'episode_id': 'oracle', 'side': side, 'quantity': quantity}).json()
               for side, quantity in orders]
-    played = play_orders(client, orders, task='task_easy')
+    played = play_served(client, orders, task='task_easy')
     assert [answer['reward'] for answer in walked] == [answer['reward'] for answer in played[1:]]
     assert walked[-1]['done']
     late = web.post('/step', json={'episode_id': 'oracle', 'side': 'hold'})
@@ -463,7 +420,7 @@ def test_a_plain_walk_that_is_left_makes_room():
 
 
 @pytest.mark.skipif(shutil.which('curl') is None, reason='curl is not installed')
-@pytest.mark.parametrize('document', ['space/README.md', 'nbs/serving/73_server.ipynb'])
+@pytest.mark.parametrize('document', ['space/README.md', 'nbs/serving/74_server.ipynb'])
 def test_what_is_written_for_curl_works(url, document):
     text = (ROOT/document).read_text()
     if document.endswith('.ipynb'):
@@ -503,12 +460,6 @@ def test_a_body_without_an_end_is_not_waited_for(url):
         assert connection.getresponse().status == 408
 
 
-def test_short_answers_are_sent_at_once():
-    with listen('127.0.0.1', 0) as listener, socket.create_connection(listener.getsockname()):
-        connection, _ = listener.accept()
-    with connection: assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def test_a_connection_that_asks_nothing_is_closed():
     with served(Limits(body_seconds=1.0)) as url:
         place = ('127.0.0.1', int(url.rsplit(':', 1)[1]))
@@ -526,21 +477,6 @@ def test_a_connection_that_asks_nothing_is_closed():
         for one in (silent, slow, again):
             while one.recv(1_000): pass
             one.close()
-
-
-def test_the_table_of_runs_has_an_end():
-    with served(Limits(max_sessions=2)) as url, httpx.Client(base_url=url, trust_env=False) as web:
-        for name in ('a', 'b'): assert web.post('/reset', json={'episode_id': name}).status_code == 200
-        assert web.post('/reset', json={'episode_id': 'c'}).status_code == 503
-        assert web.post('/reset', json={'episode_id': 'b'}).status_code == 200
-        while not web.post('/step', json={'episode_id': 'a', 'side': 'hold'}).json()['done']: pass
-        assert web.post('/reset', json={'episode_id': 'c'}).status_code == 200
-        assert web.get('/state', params={'episode_id': 'a'}).status_code == 404
-
-
-def test_limits_are_limits():
-    for name, value in zip(vars(Limits()), (0, -1, float('inf'), float('nan'))):
-        with pytest.raises(StockerError, match='above zero'): Limits(**{name: value})
 
 
 # Nothing is given away
@@ -568,11 +504,6 @@ def test_no_path_variable_or_key_in_any_answer(url, web, monkeypatch):
     assert [secret for secret in TOO_MUCH if secret in ' '.join(answers)] == []
 
 
-def test_tasks_tell_nothing_of_what_happened():
-    for split in SERVED_SPLITS:
-        for task in StockerEnvironment().list_tasks(split):
-            assert set(task) == {'id', 'split', 'index', 'ticker', 'first', 'last', 'reset'}
-
 
 # The client
 
@@ -580,15 +511,6 @@ def test_the_client_in_a_running_loop(url):
     async def cell():
         with StockerClient(url).sync() as one: return one.reset(task='task_easy').observation.task
     assert asyncio.run(cell()) == 'task_easy'
-
-
-def test_the_client_in_asynchronous_code(url):
-    async def cell():
-        async with StockerClient(url) as one, StockerClient(url) as other:
-            await asyncio.gather(one.reset(task='task_easy'), other.reset(task='task_hard'))
-            steps = await asyncio.gather(one.step(StockerAction(side='buy', quantity=1)), other.step({'side': 'hold'}))
-            return [step.observation.shares for step in steps], (await other.state()).task
-    assert asyncio.run(cell()) == ([1, 0], 'task_hard')
 
 
 def test_without_openenv_the_modules_say_what_to_install():
@@ -639,10 +561,10 @@ def test_openenv_grades_a_run(url):
 def faulty(change):
     "A view of a run with a fault in it."
     def view(session, *rest):
-        seen = server_view(session, *rest)
+        seen = plain_view(session, *rest)
         change(session, seen)
         return seen
-    return view
+    return Session, 'view', view
 
 
 def random_cash(session, seen): seen.cash += float(np.random.default_rng().random())
@@ -660,26 +582,25 @@ def paid_for_trading(session, seen): seen.reward = seen.reward and seen.reward +
 def cash_of_another(session, seen): LAST['cash'], seen.cash = seen.cash, LAST.get('cash', seen.cash)
 
 
-def tomorrow(session, seen): seen.price = session.run.course.closes[min(session.run.step + 1, seen.steps - 1)]
+def tomorrow(session, seen): seen.price = session.run.known[min(session.run.step + 1, seen.steps - 1)]
 
 
-server_view, server_choice, server_state = (
-    server_module.client_view, server_module.choose_served, server_module.session_state)
+plain_view, plain_state, server_choice = Session.view, Session.state.fget, server_module.choose_served
 LAST = {}
 PLANTED = {
-    'seed_control': ('choose_served', lambda asked, random, own: server_choice(asked, np.random.default_rng(0), own)),
-    'episode_determinism': ('client_view', faulty(random_cash)), 'oracle_max': ('client_view', faulty(half_reward)),
-    'floor_gap': ('client_view', faulty(paid_for_coming)), 'canary_floor': ('client_view', faulty(paid_for_trading)),
-    'no_solution_leakage': ('client_view', faulty(tomorrow)),
-    'episode_isolation': ('client_view', faulty(cash_of_another)),
-    'replayability': ('session_state', lambda session: server_state(session).model_copy(update={'cash': 0.0}))}
+    'seed_control': (server_module, 'choose_served',
+                     lambda asked, random, own: server_choice(asked, np.random.default_rng(0), own)),
+    'episode_determinism': faulty(random_cash), 'oracle_max': faulty(half_reward), 'floor_gap': faulty(paid_for_coming),
+    'canary_floor': faulty(paid_for_trading), 'no_solution_leakage': faulty(tomorrow),
+    'episode_isolation': faulty(cash_of_another),
+    'replayability': (Session, 'state', property(lambda run: plain_state(run).model_copy(update={'cash': 0.0})))}
 
 
 @pytest.mark.parametrize('name', PLANTED)
 def test_each_check_finds_the_fault_it_is_for(url, monkeypatch, name):
     monkeypatch.setattr(trials, 'TASKS', {'task_easy': TASKS['task_easy']})
     LAST.clear()
-    monkeypatch.setattr(server_module, *PLANTED[name])
+    monkeypatch.setattr(*PLANTED[name])
     check = getattr(trials, name)(url)
     assert not check.passed and check.check_id.endswith(name)
 
@@ -717,16 +638,6 @@ def test_the_page_of_openenv(monkeypatch, tmp_path):
         assert [secret for secret in TOO_MUCH if secret in ' '.join(answers)] == []
         assert {page.post(f'/web/{name}', json={}).status_code for name in ('reset', 'step', 'state')} <= {404, 405}
 
-
-def test_gymnasium_plays_several_at_once():
-    several = gymnasium.make_vec('Stocker-v0', num_envs=3, vectorization_mode='sync', task='task_hard')
-    single, rng = StockerEnv('task_hard'), np.random.default_rng(0)
-    several.reset(seed=1)
-    actions = np.stack([rng.integers(0, 3, (42, 3)), rng.integers(0, 50, (42, 3))], axis=2)
-    rewards = np.array([several.step(action)[1] for action in actions])
-    for place in range(3):
-        single.reset()
-        assert rewards[:, place].tolist() == [single.step(action[place])[1] for action in actions]
 
 
 def test_the_command_listens_on_this_machine_only(command, monkeypatch):
@@ -825,7 +736,7 @@ def test_what_the_space_says_can_be_done(url, monkeypatch, capsys):
 
 
 def test_the_turns_for_verifiers_play_an_episode(url):
-    notebook = json.loads((ROOT/'nbs'/'serving'/'74_trials.ipynb').read_text())
+    notebook = json.loads((ROOT/'nbs'/'serving'/'75_trials.ipynb').read_text())
     text = next(text for cell in notebook['cells'] if 'class StockerTurns' in (text := ''.join(cell['source'])))
     code = re.search(r'```python\n(.*?)```', text, re.S)[1].replace('http://127.0.0.1:8000', url)
     stand_in = types.SimpleNamespace(MultiTurnEnv=object, UserMessage=types.SimpleNamespace, cleanup=lambda made: made)

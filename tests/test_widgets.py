@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from browser import DIRECT, KEYS, browser, patiently
 
-from stocker.market.core import ROLES, Abstention, StockerError, Vote
+from stocker.market.core import ROLES, Abstention, Vote
 from stocker.council.council import Council, play, rule_council, vote_mean
 from stocker.trading.env import StockerEnv
 from stocker.market.episodes import load_task
-from stocker.pages.report import CHANGES, inspect, inspector_html, jumps, tuner_html, voted_episode
+from stocker.pages.inspection import CHANGES
+from stocker.pages.report import inspector_html, tuner_html
 from stocker.trading.reward import RewardWeights
 
 ipywidgets = pytest.importorskip('ipywidgets', reason='pip install ipywidgets, and this test runs')
-from stocker.pages.widgets import CouncilInspector, CouncilReport, RewardTuner, RunComparison, next_of
+from stocker.pages.widgets import CouncilInspector, RewardTuner, RunComparison
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD = os.environ.get('STOCKER_WIDGETS_7', '') # Python of an environment with ipywidgets 7.7 and JupyterLab 3
@@ -47,11 +48,11 @@ def test_buttons_step_and_jump_and_stop_at_the_ends(trace):
     assert shown.slider.value == 0
     by_name['next'].click()
     assert shown.slider.value == 1
-    leads = jumps(shown.inspection)
+    leads = shown.inspection.jumps
     assert list(by_name) == ['previous', 'next', *(f'next {name}' for name, steps in leads.items() if steps)]
     for name, steps in leads.items():
         for _ in steps:
-            expected = next_of(steps, shown.slider.value)
+            expected = next((step for step in steps if step > shown.slider.value), steps[0])
             by_name[f'next {name}'].click()
             assert shown.slider.value == expected and f'Decision {expected + 1} of 43' in shown.page.value
     shown.go(1000)
@@ -85,13 +86,6 @@ def test_a_hostile_run_is_shown_safely():
     assert '<script' not in runs.page.value
 
 
-def test_an_output_has_a_live_and_a_still_form(trace):
-    shown = CouncilInspector(trace)
-    bundle = shown._repr_mimebundle_(include=None, exclude=None)
-    assert bundle['text/html'] == shown.page.value
-    assert bundle['application/vnd.jupyter.widget-view+json']['model_id'] == shown.box.model_id
-
-
 def test_the_tuner_grades_and_saves(trace, tmp_path):
     tuner = RewardTuner(trace, path=tmp_path/'deep'/'chosen_settings.json')
     assert tuner.weights == trace.weights
@@ -104,19 +98,6 @@ def test_the_tuner_grades_and_saves(trace, tmp_path):
     tuner.path = tmp_path/'deep'/'chosen_settings.json'/'below a file.json'
     tuner.button.click()
     assert tuner.saved.value.startswith('not saved: ')
-
-
-def test_a_mistake_is_told_in_the_place_of_the_page(trace):
-    other = play(StockerEnv('task_easy', 'next_open'), rule_council())
-    assert 'differ in their timing' in RunComparison({'a': trace, 'b': other}).page.value
-    with pytest.raises(StockerError, match='steps are|missing'):
-        CouncilInspector(replace(trace, steps=trace.steps[:-1]))
-
-
-def test_a_report_follows_its_horizon(trace):
-    shown = CouncilReport([voted_episode(inspect(trace))], longest=10)
-    shown.horizon.value = 10
-    assert 'the fill 10 steps ahead' in shown.page.value
 
 
 def test_no_committed_notebook_holds_the_view_of_a_widget():
@@ -152,7 +133,8 @@ episode = Episode.from_prices(base.prices, 'AAPL', dates[base.first - 210], date
                               peers=base.peers)
 CouncilInspector(play(StockerEnv(episode), rule_council()), episode, step=100)''',
          'RewardTuner(trace)', '''from IPython.display import HTML
-from stocker.pages.report import inspect, inspector_page
+from stocker.pages.inspection import inspect
+from stocker.pages.report import inspector_page
 HTML(inspector_page(inspect(trace), 7))''']
 
 

@@ -61,7 +61,8 @@ def picture(
     if not (head.startswith('data:image/') and content):
         raise StockerError(f'{url[:40]!r} is not a picture as a data URL: data:image/png;base64,...')
     try: return Image.open(io.BytesIO(base64.b64decode(content, validate=True))).convert('RGB')
-    except (binascii.Error, OSError) as error: raise StockerError(f'a picture cannot be read: {error}') from error
+    except (binascii.Error, OSError) as error:
+        raise StockerError('a picture cannot be read: it is damaged, or in a form that pillow does not know') from error
 
 # %% ../../nbs/llm/34_models.ipynb #ed9ff037
 def text_tokenizer(

@@ -348,8 +348,7 @@ class EchoObservation(Observation):
 class EchoEnvironment(Environment):
     "Sends back what it gets."
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State() # nothing is counted
+    SUPPORTS_CONCURRENT_SESSIONS, state = True, property(lambda self: State()) # nothing is counted
 
     def reset(self, **options) -> EchoObservation:
         "Nothing yet."

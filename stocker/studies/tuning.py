@@ -137,8 +137,10 @@ def checked_episode(
     episode: Episode | None = None, # what it was played on; None where it is one of the three tasks
 ) -> Episode:
     "The episode of a trace that passes every check; any other trace is a `StockerError`."
-    episode, known = trace_episode(trace, episode), CHECKED.get(id(trace))
-    if known and known[0] is trace and known[1] is episode: return episode
+    known = CHECKED.get(id(trace))
+    if known and known[0] is trace and (trace.episode in TASKS if episode is None else episode is known[1]):
+        return known[1]
+    episode = trace_episode(trace, episode)
     for check in (check_length, check_observations, check_outcomes): check(trace, episode)
     if isinstance(trace.steps, tuple):
         if len(CHECKED) >= MOST_CHECKED: CHECKED.clear()
@@ -283,8 +285,9 @@ def recorded_orders(
 ) -> tuple[np.ndarray, np.ndarray]: # sides and quantities, each (steps, 1)
     "The orders of a run as the engine takes them."
     actions = [step.decision.action for step in trace.steps]
-    sides = np.array([[action.side.code] for action in actions], np.int8)
-    return sides, np.array([[float(min(max(action.quantity, 0), int(ALL_SHARES)))] for action in actions])
+    sides = np.fromiter((action.side.code for action in actions), np.int8, len(actions))
+    shares = np.fromiter((min(max(action.quantity, 0), ALL_SHARES) for action in actions), np.float64, len(actions))
+    return sides[:, None], shares[:, None]
 
 # %% ../../nbs/studies/44_tuning.ipynb #fdbabd7f
 SETTINGS_AT_ONCE = 2048
@@ -299,22 +302,23 @@ def sweep(
     "Replay a trace under every setting of a table."
     episode, weights = checked_episode(trace, episode), read_settings(settings, trace.weights.invalid_penalty)
     market, orders, results = episode.market(trace.timing), recorded_orders(trace), np.empty((3, len(settings)))
-    fees, fee_of = np.unique(weights.transaction_cost, return_inverse=True)
-    by_fee = np.argsort(fee_of, kind='stable')
+    by_fee = np.argsort(weights.transaction_cost, kind='stable')
 
     def grade_block(first: int) -> None:
         "Play the orders under the settings of one block."
         rows = by_fee[first:first + SETTINGS_AT_ONCE]
-        lowest, highest = fee_of[rows[[0, -1]]]
-        path = prepare_path(market, episode.starting_cash, fees[lowest:highest + 1])
-        sides, quantities = (np.broadcast_to(column, (episode.steps, len(rows))) for column in orders)
         block = ManyWeights(*(column[rows] for column in weights))
-        played = simulate(path, sides, quantities, block, fee_of[rows] - lowest)
-        results[:, rows] = played.rewards.sum(axis=0), played.values[-1], np.count_nonzero(played.traded, axis=0)
+        new_fee = np.diff(block.transaction_cost, prepend=-1.0) > 0
+        path = prepare_path(market, episode.starting_cash, block.transaction_cost[new_fee])
+        sides, quantities = (np.broadcast_to(column, (episode.steps, len(rows))) for column in orders)
+        played = simulate(path, sides, quantities, block, np.cumsum(new_fee) - 1)
+        results[0, rows], results[1, rows] = played.rewards.sum(axis=0), played.values[-1]
+        results[2, rows] = np.count_nonzero(played.traded, axis=0)
 
-    grade_block(0)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(grade_block, range(SETTINGS_AT_ONCE, len(settings), SETTINGS_AT_ONCE)))
+    blocks = range(0, len(settings), SETTINGS_AT_ONCE)
+    if len(blocks) == 1: grade_block(0)
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool: list(pool.map(grade_block, blocks))
     table = pd.DataFrame(np.array([*weights, *results[:2]]).T, settings.index, NUMBER_COLUMNS)
     table['trades'] = results[2].astype(np.int64)
     return table

@@ -24,7 +24,7 @@ import numpy as np
 from ..market.core import Decision, Portfolio, StockerError, Timing, as_timing, cache_folder
 from ..market.episodes import Episode, Market
 from .orders import (
-    ALL_SHARES, affordable_quantity, fill_order, greedy_orders, optimal_orders, switch_orders)
+    ALL_SHARES, affordable_quantity, fill_order, greedy_orders, optimal_orders)
 from .reward import (
     RewardTerms, RewardWeights, bounded, ideal_scale, inflation_growth, reward_terms, trajectory_bonus)
 
@@ -246,6 +246,20 @@ def _want_row(
         wanted[i] = size * ((side[i] & 1) - (side[i] >> 1)) * live[i] + 0.0
 
 
+def _read_row(
+    fills: np.ndarray, marks: np.ndarray, ideal: np.ndarray, growth: np.ndarray, # (steps, ...)
+    t: int, path: int, abreast: bool, left: int, # step, path of the first run, and its column in `growth`
+    price: np.ndarray, mark: np.ndarray, aim: np.ndarray, grown: np.ndarray, # (runs,) are written
+) -> None:
+    "What runs on one day meet: all on one path, or abreast, each on the path beside the last one's."
+    n = len(price)
+    if abreast:
+        price[:], mark[:], aim[:] = fills[t, path:path + n], marks[t, path:path + n], ideal[t, path:path + n]
+    else: price[:], mark[:], aim[:] = fills[t, path], marks[t, path], ideal[t, path]
+    if growth.shape[1] == 1: grown[:] = growth[t, 0]
+    else: grown[:] = growth[t, left:left + n]
+
+
 def _look_up(
     fills: np.ndarray, marks: np.ndarray, ideal: np.ndarray, growth: np.ndarray, # (steps, ...)
     last: np.ndarray, at: np.ndarray, day: np.ndarray, # (runs,) last step of each run's path, path, and step
@@ -280,16 +294,17 @@ def _play_columns(
         n, at, day = right - left, place[left:right], first[left:right].copy()
         price, mark, aim, grown, wanted = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
         bonus, moved, worth, live = np.zeros(n), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-        cash, shares = state[0, left:right].copy(), state[1, left:right].copy()
-        peak, drawdown = state[2, left:right].copy(), state[3, left:right].copy()
+        own = state[:, left:right].copy()
+        cash, shares, peak, drawdown = own[0], own[1], own[2], own[3]
         unit, start, fee, buy_and_hold, last = scale[at], starting_cash[at], fees[at], ends[at], steps[at] - 1
         w_performance, w_inflation = settings[0, left:right].copy(), settings[1, left:right].copy()
         penalty = settings[2, left:right].copy()
-        together = (at == at[0]).all() and (day == day[0]).all() and spread == 0
+        abreast = (at == at[0] + np.arange(n)).all()
+        in_step = (day == day[0]).all() and (last == last[0]).all() and (abreast or (at == at[0]).all())
         for row in range(len(sides)):
-            if together: # one path and one day for all of them
+            if in_step:
                 live[:], t = day[0] <= last[0], min(day[0], last[0])
-                price[:], mark[:], aim[:], grown[:] = fills[t, at[0]], marks[t, at[0]], ideal[t, at[0]], growth[t, 0]
+                _read_row(fills, marks, ideal, growth, t, at[0], abreast, left, price, mark, aim, grown)
             else: _look_up(fills, marks, ideal, growth, last, at, day, left * spread, spread,
                            live, price, mark, aim, grown)
             _want_row(sides[row, left:right], quantities[row, left:right], live, wanted)
@@ -301,12 +316,11 @@ def _play_columns(
                        w_inflation, penalty, rewards[row, left:right], values[row, left:right],
                        traded[row, left:right], invalid[row, left:right])
             day += 1
-        state[0, left:right], state[1, left:right], state[2, left:right] = cash, shares, peak
-        state[3, left:right] = drawdown
+        state[:, left:right] = own
 
 # %% ../../nbs/trading/13_engine.ipynb #8a19cbb9
 PLAIN_FUNCTIONS = (affordable_quantity, fill_order, bounded, trajectory_bonus, reward_terms, value_step, _value_row,
-                   _grade_row, _want_row, _look_up, _play_columns) # each calls only those before it
+                   _grade_row, _want_row, _read_row, _look_up, _play_columns) # each calls only those before it
 
 
 @lru_cache(maxsize=1)
@@ -344,9 +358,10 @@ class Runs:
     ):
         self.path, self.weights = path, weights
         self.place, self.step = (np.ascontiguousarray(column, np.int64) for column in start[:2])
-        self.state = np.array([np.broadcast_to(column, self.place.shape) for column in start[2:]], np.float64)
-        self.settings = np.array([np.broadcast_to(getattr(weights, name), self.place.shape) for name in (
-            'w_performance', 'w_inflation', 'invalid_penalty')], np.float64)
+        self.state, self.settings = np.empty((4, len(self.place))), np.empty((3, len(self.place)))
+        for row, column in zip(self.state, start[2:]): row[:] = column
+        for row, name in zip(self.settings, ('w_performance', 'w_inflation', 'invalid_penalty')):
+            row[:] = getattr(weights, name)
         rates = np.reshape(np.asarray(weights.annual_inflation, np.float64), (-1, 1))
         self.growth = np.ascontiguousarray(inflation_growth(rates, len(path.fills)).T)
 
@@ -368,7 +383,8 @@ class Runs:
         "Take the next orders of every run."
         sides, quantities = np.ascontiguousarray(sides, np.int8), np.ascontiguousarray(quantities, np.float64)
         outcome = Played(*(np.empty(sides.shape) for _ in range(3)), np.empty(sides.shape, bool))
-        loop = compiled() if PLAIN_STEPS['played'] + sides.size >= WORTH_COMPILING else None
+        loaded = compiled.cache_info().currsize or PLAIN_STEPS['played'] + sides.size >= WORTH_COMPILING
+        loop = compiled() if loaded else None
         (self._trade_plainly if loop is None else self._trade_compiled)(loop, sides, quantities, outcome)
         self.step = self.step + len(sides)
         return outcome
@@ -477,17 +493,20 @@ def prepare_path(
     transaction_cost: float | np.ndarray, # fee as a fraction of what is traded; (fees,) makes a path for each
 ) -> MarketPath:
     "What runs are played on: one path, one for each episode, or one for each fee."
-    tables = [np.asarray(table, np.float64) for table in (market.fills, market.marks, market.closes)]
-    shape = np.broadcast_shapes(tables[0].shape[1:], np.shape(transaction_cost))
-    whole = (len(tables[0]), *shape)
-    fills, marks, closes = (np.broadcast_to(table if table.ndim > 1 or not shape else table[:, None], whole)
-                            for table in tables)
-    steps, cash, fees = (np.broadcast_to(number, shape) for number in (
-        whole[0], np.float64(starting_cash), np.float64(transaction_cost)))
-    bare = MarketPath(fills, marks, closes, np.zeros(whole), np.ones(whole), np.ones(shape), steps, cash, fees)
-    place = np.arange(math.prod(shape))
-    greedy, kept = (value_orders(bare, wanted.reshape(whole[0], -1), place).reshape(whole) for wanted in (
-        greedy_orders(fills, marks), switch_orders(np.ones(whole, bool))))
+    tables, fee = [market.fills, market.marks, market.closes], np.asarray(transaction_cost, np.float64)
+    shape = market.fills.shape[1:] or fee.shape
+    whole, runs = (len(market.fills), *shape), math.prod(shape)
+    fills, marks, closes, cash, fees = (np.empty(size) for size in 3 * [whole] + 2 * [shape])
+    for array, table in zip((fills, marks, closes), tables): array.T[:] = table.T
+    cash[...], fees[...] = starting_cash, fee
+    bare = MarketPath(fills, marks, closes, np.zeros(whole), np.ones(whole), np.ones(shape),
+                      np.full(shape, len(fills)), cash, fees)
+    wanted = greedy_orders(*(table.reshape(len(fills), -1) for table in tables[:2])) # one column for all fees
+    sides, quantities = (np.broadcast_to(part, (len(fills), runs)) for part in signed_orders(wanted))
+    greedy = simulate(bare, sides, quantities, place=np.arange(runs)).values.reshape(whole)
+    keeping = Runs(bare, beginnings(bare, np.arange(runs)))
+    keeping.trade(np.ones((1, runs)), np.full((1, runs), ALL_SHARES)) # buy all, and keep it
+    kept = (keeping.cash + keeping.shares * marks.reshape(len(fills), runs)).reshape(whole)
     ideal = greedy / starting_cash - 1.0
     return replace(bare, ideal_pnl_pct=ideal, buy_and_hold=kept, scale=np.asarray(ideal_scale(ideal[-1])))
 
