@@ -26,7 +26,7 @@ from stocker.council.council import Council, ask_all
 from stocker.market.episodes import TASKS, load_task
 from stocker.llm.client import Reply, ScriptedClient
 from stocker.llm.prompts import (
-    CHART_TOLD, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
+    CHART_IN_WORDS, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
     LanguageModerator, LanguageSpecialist, amount, change, chart_evidence, chart_url, days_ago, fenced,
     language_specialists, nothing_to_judge, outside_line, peer_evidence, format_portfolio, role_prompt, season_evidence,
     system_prompt, trade_messages, vote_messages, format_votes)
@@ -430,7 +430,7 @@ def test_only_the_chart_seat_sends_a_picture():
 def test_a_chart_told_in_words_is_visible_in_the_vote_and_in_its_digest():
     reads, sees = ScriptedClient([GOOD_VOTE]), ScriptedClient([GOOD_VOTE], sees_images=True)
     told, seen = LanguageSpecialist(reads, 'chart_pattern'), LanguageSpecialist(sees, 'chart_pattern')
-    assert told(today()).rationale == f'{CHART_TOLD}mine' and seen(today()).rationale == 'mine'
+    assert told(today()).rationale == f'{CHART_IN_WORDS}mine' and seen(today()).rationale == 'mine'
     assert (told.settings['chart'], seen.settings['chart']) == ('text', 'picture')
     assert told.prompt != seen.prompt
     assert 'chart' not in LanguageSpecialist(reads, 'news').settings

@@ -246,6 +246,20 @@ def _want_row(
         wanted[i] = size * ((side[i] & 1) - (side[i] >> 1)) * live[i] + 0.0
 
 
+def _read_row(
+    fills: np.ndarray, marks: np.ndarray, ideal: np.ndarray, growth: np.ndarray, # (steps, ...)
+    t: int, path: int, abreast: bool, left: int, # step, path of the first run, and its column in `growth`
+    price: np.ndarray, mark: np.ndarray, aim: np.ndarray, grown: np.ndarray, # (runs,) are written
+) -> None:
+    "What runs on one day meet: all on one path, or abreast, each on the path beside the last one's."
+    n = len(price)
+    if abreast:
+        price[:], mark[:], aim[:] = fills[t, path:path + n], marks[t, path:path + n], ideal[t, path:path + n]
+    else: price[:], mark[:], aim[:] = fills[t, path], marks[t, path], ideal[t, path]
+    if growth.shape[1] == 1: grown[:] = growth[t, 0]
+    else: grown[:] = growth[t, left:left + n]
+
+
 def _look_up(
     fills: np.ndarray, marks: np.ndarray, ideal: np.ndarray, growth: np.ndarray, # (steps, ...)
     last: np.ndarray, at: np.ndarray, day: np.ndarray, # (runs,) last step of each run's path, path, and step
@@ -280,22 +294,17 @@ def _play_columns(
         n, at, day = right - left, place[left:right], first[left:right].copy()
         price, mark, aim, grown, wanted = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
         bonus, moved, worth, live = np.zeros(n), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-        cash, shares = state[0, left:right].copy(), state[1, left:right].copy()
-        peak, drawdown = state[2, left:right].copy(), state[3, left:right].copy()
+        own = state[:, left:right].copy()
+        cash, shares, peak, drawdown = own[0], own[1], own[2], own[3]
         unit, start, fee, buy_and_hold, last = scale[at], starting_cash[at], fees[at], ends[at], steps[at] - 1
         w_performance, w_inflation = settings[0, left:right].copy(), settings[1, left:right].copy()
         penalty = settings[2, left:right].copy()
-        in_step = (day == day[0]).all() and (last == last[0]).all()
-        together, abreast = in_step and (at == at[0]).all(), in_step and (at == at[0] + np.arange(n)).all()
+        abreast = (at == at[0] + np.arange(n)).all()
+        in_step = (day == day[0]).all() and (last == last[0]).all() and (abreast or (at == at[0]).all())
         for row in range(len(sides)):
-            if together or abreast: # one day for all of them, and one path, or a path for each, side by side
+            if in_step:
                 live[:], t = day[0] <= last[0], min(day[0], last[0])
-                if together: price[:], mark[:], aim[:] = fills[t, at[0]], marks[t, at[0]], ideal[t, at[0]]
-                else:
-                    own = slice(at[0], at[0] + n)
-                    price[:], mark[:], aim[:] = fills[t, own], marks[t, own], ideal[t, own]
-                if spread == 0: grown[:] = growth[t, 0]
-                else: grown[:] = growth[t, left:right]
+                _read_row(fills, marks, ideal, growth, t, at[0], abreast, left, price, mark, aim, grown)
             else: _look_up(fills, marks, ideal, growth, last, at, day, left * spread, spread,
                            live, price, mark, aim, grown)
             _want_row(sides[row, left:right], quantities[row, left:right], live, wanted)
@@ -307,12 +316,11 @@ def _play_columns(
                        w_inflation, penalty, rewards[row, left:right], values[row, left:right],
                        traded[row, left:right], invalid[row, left:right])
             day += 1
-        state[0, left:right], state[1, left:right], state[2, left:right] = cash, shares, peak
-        state[3, left:right] = drawdown
+        state[:, left:right] = own
 
 # %% ../../nbs/trading/13_engine.ipynb #8a19cbb9
 PLAIN_FUNCTIONS = (affordable_quantity, fill_order, bounded, trajectory_bonus, reward_terms, value_step, _value_row,
-                   _grade_row, _want_row, _look_up, _play_columns) # each calls only those before it
+                   _grade_row, _want_row, _read_row, _look_up, _play_columns) # each calls only those before it
 
 
 @lru_cache(maxsize=1)
