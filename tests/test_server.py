@@ -26,7 +26,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip('openenv')
-import gymnasium
 import httpx
 import jsonschema
 import yaml

@@ -141,12 +141,7 @@ class Guard:
     ):
         self.app, self.limits = app, limits
 
-    async def __call__(
-        self,
-        scope: dict, # of ASGI
-        receive: Receive, # of ASGI
-        send: Send, # of ASGI
-    ) -> None:
+    async def __call__(self, scope: dict, receive: Receive, send: Send) -> None:
         "Pass a connection on, watched."
         if scope['type'] == 'websocket': await self._socket(scope, receive, send)
         elif scope['type'] == 'http' and scope['method'] not in ('GET', 'HEAD', 'OPTIONS'):

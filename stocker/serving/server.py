@@ -263,18 +263,15 @@ class StockerEnvironment(Environment):
 
     async def reset_async(
         self,
-        seed: int | None = None, # as for `reset`
-        episode_id: str | None = None, # as for `reset`
         **options, # as for `reset`
     ) -> StockerObservation:
         "The same beside a running loop: making an episode takes a while, so a thread does it."
-        return await asyncio.to_thread(self.reset, seed, episode_id, **options)
+        return await asyncio.to_thread(self.reset, **options)
 
     def step(
         self,
         action: StockerAction, # an order
-        timeout_s: float | None = None, # of OpenEnv's contract; a step takes microseconds
-        **options, # of OpenEnv's contract; none is used
+        **options, # of OpenEnv's contract; none is used, and a step takes microseconds
     ) -> StockerObservation:
         "Fill one order and grade it; before the first reset and past the end it is a `StockerError`."
         if self.session is None: raise StockerError('no episode has begun: call reset() first')

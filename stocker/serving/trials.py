@@ -348,12 +348,7 @@ class EchoObservation(Observation):
 class EchoEnvironment(Environment):
     "Sends back what it gets."
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    @property
-    def state(self) -> State:
-        "Nothing is counted."
-        return State()
+    SUPPORTS_CONCURRENT_SESSIONS, state = True, property(lambda self: State()) # nothing is counted
 
     def reset(self, **options) -> EchoObservation:
         "Nothing yet."

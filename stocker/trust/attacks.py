@@ -7,7 +7,6 @@ __all__ = ['TEXTS', 'WEIGHT_FILES', 'path_makers', 'check_paths', 'check_pages',
            'order_effect', 'check_fence', 'check_server', 'check_weights']
 
 # %% ../../nbs/trust/85_attacks.ipynb #85_attacks-2
-import html
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,7 +86,7 @@ class MarkFinder(HTMLParser):
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
-        self.found, self.inside = [], ''
+        self.found, self.inside, self.text = [], '', ''
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         "A tag, its attributes, and whether a script or style begins."
@@ -100,7 +99,8 @@ class MarkFinder(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         "Text, or the content of a script or style."
-        if self.inside and MARK in data: self.found.append(f'a {self.inside} that says {data[:40]!r}')
+        if not self.inside: self.text += data
+        elif MARK in data: self.found.append(f'a {self.inside} that says {data[:40]!r}')
 
     def handle_comment(self, data: str) -> None:
         "A comment."
@@ -138,7 +138,7 @@ def check_pages(
     "Text from outside stays text."
     finder, page = MarkFinder(), render(*hostile_run())
     finder.feed(page)
-    shown = sum(html.escape(text) in page for text in HOSTILE_TEXTS)
+    shown = sum(text in finder.text for text in HOSTILE_TEXTS)
     faults = [f'The page has {place}.' for place in finder.found]
     return Result('text stays text in pages', {'hostile texts shown': shown, 'characters': len(page)}, tuple(faults))
 
