@@ -77,10 +77,10 @@ LANDMARK = re.compile(
 
 def thinking_end(
     text: str, # anything
-    start: int, # behind the mark that opens thoughts
-) -> int: # behind the mark that ends them
+    start: int, # behind the tag that opens thoughts
+) -> int: # behind the tag that ends them
     "Where thoughts end; a `StockerError` where they do not."
-    if mark := THINKING_ENDS.search(text, start): return mark.end()
+    if tag := THINKING_ENDS.search(text, start): return tag.end()
     raise StockerError('breaks off: the thinking never ends')
 
 # %% ../../nbs/llm/31_answers.ipynb #e2c73a2f

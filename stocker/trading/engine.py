@@ -403,22 +403,25 @@ class Runs:
             with ThreadPoolExecutor(cores) as pool:
                 list(pool.map(lambda core: loop(*fixed, edges[core], edges[core + 1], *written), range(cores)))
 
+    @cached_property
+    def _plain(self) -> list[Run]: # (runs,)
+        "Every run in its plain form, from where it stands."
+        paths = [self.path.path(place) for place in range(self.path.scale.size)]
+        columns = [*self.settings.tolist(), np.broadcast_to(self.weights.annual_inflation, self.place.shape).tolist()]
+        kept = lru_cache(maxsize=None)(lambda performance, inflation, penalty, rate: RewardWeights(
+            performance, inflation, rate, invalid_penalty=penalty))
+        runs = [Run(paths[place], kept(*setting), Start(place, step, *state)) for place, step, state, setting in zip(
+            self.place.tolist(), self.step.tolist(), self.state.T.tolist(), zip(*columns))]
+        for run in runs: run.value = run.cash + run.shares * float(run.path.marks[min(run.step, len(run.known) - 1) - 1])
+        return runs
+
     def _trade_plainly(self, loop: None, sides: np.ndarray, quantities: np.ndarray, outcome: Played) -> None:
         "One run after the other, one step at a time."
         PLAIN_STEPS['played'] += sides.size
-        paths = [self.path.path(place) for place in range(self.path.scale.size)]
-        rates = np.broadcast_to(self.weights.annual_inflation, self.place.shape)
-        for j, place in enumerate(self.place.tolist()):
-            w_performance, w_inflation, penalty = self.settings[:, j].tolist()
-            weights = RewardWeights(w_performance, w_inflation, float(rates[j]), invalid_penalty=penalty)
-            run = Run(paths[place], weights, Start(place, int(self.step[j]), *self.state[:, j].tolist()))
-            run.value = run.cash + run.shares * float(paths[place].marks[min(run.step, len(paths[place].marks)) - 1])
-            for row in range(len(sides)):
-                if run.over: traded, invalid, reward = 0.0, False, 0.0
-                else:
-                    traded, invalid, terms = run.trade(int(sides[row, j]), float(quantities[row, j]))
-                    reward = terms.reward
-                outcome.rewards[row, j], outcome.values[row, j] = reward, run.value
+        for j, (run, *orders) in enumerate(zip(self._plain, sides.T.tolist(), quantities.T.tolist())):
+            for row, order in enumerate(zip(*orders)):
+                traded, invalid, terms = run.trade(*order) if not run.over else (0.0, False, None)
+                outcome.rewards[row, j], outcome.values[row, j] = terms.reward if terms else 0.0, run.value
                 outcome.traded[row, j], outcome.invalid[row, j] = traded, invalid
             self.state[:, j] = run.cash, run.shares, run.peak, run.max_drawdown
 
