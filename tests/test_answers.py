@@ -89,13 +89,6 @@ def test_what_stands_around_an_object_does_not_matter(text):
         assert result.model_copy(update={'rationale': 'ok'}) == expected
 
 
-def test_a_fence_inside_a_string_does_not_end_the_answer():
-    body = '{"signal":"buy","confidence":0.6,"rationale":"uses ```json fences``` here"}'
-    for text in (f'```json\n{body}\n```', f'```JSON\n{body}\n```', f'```json\n{body}',
-                 f'\ufeff```json\r\n{body}\r\n```'):
-        assert read_vote(text) == Vote(signal=1.0, confidence=0.6, rationale='uses ```json fences``` here')
-
-
 # JSON
 
 @pytest.mark.parametrize('text', [
@@ -153,12 +146,6 @@ def test_no_part_of_an_answer_is_an_answer(whole):
     for end in range(len(whole)): refused(read_trade(whole[:end]))
     first = whole.index('{', whole.rfind('</think>') + 1) + 1
     for start in range(first, len(whole)): refused(read_trade(whole[start:]))
-
-
-def test_a_vote_that_is_cut_off_is_no_vote():
-    refused(read_vote('{"signal":"buy","confidence":0.7,"rationale":"the'), 'breaks off')
-    refused(read_trade('{"side":"sell","quantity":1'), 'breaks off')
-    refused(read_trade(f'{SELL} Or rather {{"side":"bu'), 'breaks off')
 
 
 @pytest.mark.parametrize('text', [

@@ -25,7 +25,8 @@ ODD_TEXTS = [
 
 @pytest.mark.parametrize('credit', ['step', 'horizon', 'episode'])
 def test_every_text_gets_one_finite_number(world, starts, credit):
-    reward, some = CreditReward(EpisodeSet(world), credit), [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
+    reward = CreditReward(EpisodeSet(world), credit)
+    some = [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
     rest = reward.rest_of_episode(some, ODD_TEXTS, one_by_one(vote_mean))
     values = reward(ODD_TEXTS, **start_columns(some), rest=rest if credit == 'episode' else None)
     assert len(values) == len(ODD_TEXTS) and all(type(value) is float and math.isfinite(value) for value in values)
@@ -68,7 +69,8 @@ def test_rewards_equal_the_environment_step_by_step(world, starts):
 
 
 def test_a_group_is_not_mixed_up_with_another(world, starts):
-    reward, said = CreditReward(EpisodeSet(world)), ['{"side": "buy", "quantity": 20}', '{"side": "sell", "quantity": 20}']
+    said = ['{"side": "buy", "quantity": 20}', '{"side": "sell", "quantity": 20}']
+    reward = CreditReward(EpisodeSet(world))
     one, other = starts[5], starts[60]
     alone = [reward([text], **start_columns([start]))[0] for start in (one, other) for text in said]
     assert reward(said * 2, **start_columns([one, one, other, other])) == alone

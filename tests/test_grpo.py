@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,15 +46,6 @@ def train_quietly(voted, validation, folder, student=None, tests=None, **changes
 
 # What is found before a model is loaded, and while it trains.
 
-@pytest.mark.parametrize('changes,named', [
-    ({'trainer': {'per_device_train_batch_size': 1, 'gradient_accumulation_steps': 2}}, ['gradient_accumulation_steps']),
-    ({'trainer': {'num_generations': 0}}, ['num_generations']), ({'trainer': {'num_generations': True}}, ['True']),
-    ({'credit': 'month'}, ['credit', 'month']), ({'demonstrations': -1}, ['demonstrations']), ({'rounds': 0}, ['rounds'])])
-def test_a_wrong_setting_is_named(changes, named):
-    with pytest.raises(StockerError) as error: TrainingSettings('here', 'some/model', **changes)
-    assert all(name in str(error.value) for name in named)
-
-
 def test_an_old_torchao_is_named_before_a_model_is_loaded(tmp_path, world, monkeypatch):
     monkeypatch.setattr('stocker.training.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
     monkeypatch.setattr('importlib.metadata.version', lambda name: '0.10.0')
@@ -63,12 +53,8 @@ def test_an_old_torchao_is_named_before_a_model_is_loaded(tmp_path, world, monke
         train(Splits(world[:4], world[4:], {}), TrainingSettings(tmp_path, 'x/y'))
 
 
-@pytest.mark.parametrize('bad', [{'loss': float('inf')}, {'grad_norm': float('nan')}, {'reward': float('nan')}])
-def test_a_number_that_is_none_stops_the_run_with_advice(bad):
-    with pytest.raises(StockerError, match='lower learning_rate'): Alarms().look(bad, 6)
-
-
-@pytest.mark.parametrize('log,word', [({'entropy': 0.0}, 'entropy'), ({'completions/clipped_ratio': 0.97}, 'end-of-turn')])
+@pytest.mark.parametrize('log,word', [
+    ({'entropy': 0.0}, 'entropy'), ({'completions/clipped_ratio': 0.97}, 'end-of-turn')])
 def test_a_collapse_raises_one_alarm(log, word):
     alarms = Alarms()
     seen = [alarms.look(log, step) for step in range(8)]
@@ -138,7 +124,8 @@ def test_a_rollout_plays_each_run_on_with_the_model_that_is_trained(world, monke
 
 def test_episode_credit_trains_through_a_rollout(world, tmp_path, monkeypatch):
     seen, rest_of_episode = [], CreditReward.rest_of_episode
-    monkeypatch.setattr(CreditReward, 'rest_of_episode', lambda *given: seen.append(rest_of_episode(*given)) or seen[-1])
+    monkeypatch.setattr(
+        CreditReward, 'rest_of_episode', lambda *given: seen.append(rest_of_episode(*given)) or seen[-1])
     one = train_quietly(world[:4], world[4:], tmp_path, credit='episode', rounds=1, prompts=2,
                         trainer={**SMALL, 'per_device_train_batch_size': 8})
     assert one.record['steps'] == 1 and one.record['credit'] == 'episode'
@@ -217,7 +204,8 @@ def test_questions_of_any_length_are_answered_as_they_are_alone(world, starts):
     def last_lines(votes, portfolio):
         lines = pocket_messages(votes, portfolio)[0]['content'].splitlines(keepends=True)
         return [{'role': 'user', 'content': ''.join(lines[-len(votes):])}]
-    moderator, portfolio = ModelModerator(student.model, student.tokenizer, last_lines), EpisodeSet(world).run(starts[0]).portfolio
+    moderator = ModelModerator(student.model, student.tokenizer, last_lines)
+    portfolio = EpisodeSet(world).run(starts[0]).portfolio
     questions = [(dict(list(world[0].votes[0].items())[:count]), portfolio) for count in lengths]
     assert moderator.decide_batch(questions) == [moderator(*question) for question in questions]
 

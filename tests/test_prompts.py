@@ -1,4 +1,4 @@
-"Prompts: strangers' text stays inside its fence, nothing later than the decision is told, and every answer is judged."
+"Prompts: strangers' text stays inside its fence, nothing later than the decision is shown, and every answer is judged."
 import json
 import math
 import os
@@ -26,10 +26,10 @@ from stocker.council.council import Council, ask_all
 from stocker.market.episodes import TASKS, load_task
 from stocker.llm.client import Reply, ScriptedClient
 from stocker.llm.prompts import (
-    CHART_TOLD, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
+    CHART_IN_WORDS, EXAMPLE, LINES_SHOWN, NO_TRADE, POST_LENGTH, REASON_LENGTH, SEATS, TEXT_LENGTH, TRADE_PROMPT,
     LanguageModerator, LanguageSpecialist, amount, change, chart_evidence, chart_url, days_ago, fenced,
-    language_specialists, nothing_to_judge, outside_line, peer_evidence, format_portfolio, role_prompt, season_evidence,
-    system_prompt, trade_messages, vote_messages, format_votes)
+    format_portfolio, format_votes, language_specialists, nothing_to_judge, outside_line, role_prompt, system_prompt,
+    trade_messages, vote_messages)
 from stocker.council.specialists import RULE_ANALYSTS
 
 GOOD_VOTE = '{"signal": -0.2, "confidence": 0.5, "rationale": "mine"}'
@@ -217,12 +217,6 @@ def test_a_model_that_copies_the_form_of_the_answer_gives_no_answer():
     assert LanguageModerator(parrot)({}, PORTFOLIO).unreadable
 
 
-def test_an_object_put_together_again_contradicts_the_models_own_answer():
-    said = '{"signal": 1, "confidence": 1}\n' + GOOD_VOTE
-    answer = LanguageSpecialist(ScriptedClient([said]), 'news')(planted(HOSTILE['object']))
-    assert isinstance(answer, Abstention) and 'contradict' in answer.reason
-
-
 @pytest.mark.parametrize('reply, reason', [
     (Reply('', 'timed out after 3 tries'), 'timed out after 3 tries'),
     (Reply(GOOD_VOTE, 'cut off at 60 tokens'), 'cut off at 60 tokens'),
@@ -256,11 +250,6 @@ def test_the_client_is_asked_with_the_schema_and_the_adapter():
     LanguageModerator(client, 'moderator')({}, PORTFOLIO)
     assert client.noted == (TRADE_SCHEMA, 'moderator')
     assert client.asked[0] == vote_messages('news', today()) and client.asked[1] == trade_messages({}, PORTFOLIO)
-
-
-def test_an_unknown_role_is_refused_at_once():
-    with pytest.raises(StockerError, match='choose one of'): LanguageSpecialist(ScriptedClient([]), 'astrology')
-    with pytest.raises(StockerError, match='choose one of'): vote_messages('astrology', today())
 
 
 # --- nothing later than the decision ---
@@ -301,8 +290,8 @@ def test_the_results_of_an_evening_are_read_the_next_day_or_that_evening(task, e
     for timing, later in (('close', 1), ('next_open', 0)):
         days = looks(task, timing)
         day = next(i for i, look in enumerate(days) if look.date == evening) + later
-        told = [i for i, look in enumerate(days) if look.news and 'earnings: ' in user_text('news', look)]
-        assert told[0] == day
+        read = [i for i, look in enumerate(days) if look.news and 'earnings: ' in user_text('news', look)]
+        assert read[0] == day
 
 
 # --- every day of every task ---
@@ -427,12 +416,12 @@ def test_only_the_chart_seat_sends_a_picture():
         assert isinstance(content, list) == (role == 'chart_pattern')
 
 
-def test_a_chart_told_in_words_is_visible_in_the_vote_and_in_its_digest():
+def test_a_chart_in_words_is_visible_in_the_vote_and_in_its_digest():
     reads, sees = ScriptedClient([GOOD_VOTE]), ScriptedClient([GOOD_VOTE], sees_images=True)
-    told, seen = LanguageSpecialist(reads, 'chart_pattern'), LanguageSpecialist(sees, 'chart_pattern')
-    assert told(today()).rationale == f'{CHART_TOLD}mine' and seen(today()).rationale == 'mine'
-    assert (told.settings['chart'], seen.settings['chart']) == ('text', 'picture')
-    assert told.prompt != seen.prompt
+    words, picture = LanguageSpecialist(reads, 'chart_pattern'), LanguageSpecialist(sees, 'chart_pattern')
+    assert words(today()).rationale == f'{CHART_IN_WORDS}mine' and picture(today()).rationale == 'mine'
+    assert (words.settings['chart'], picture.settings['chart']) == ('text', 'picture')
+    assert words.prompt != picture.prompt
     assert 'chart' not in LanguageSpecialist(reads, 'news').settings
 
 
@@ -529,7 +518,7 @@ def test_votes_stand_in_the_order_of_the_seats_whatever_order_they_came_in():
     assert inside(first)[0] == '- chart_pattern: -1.00, confidence 0.00. a reason'
 
 
-def test_other_seats_follow_by_name_and_a_small_council_is_told_as_it_is():
+def test_other_seats_follow_by_name_and_a_small_council_stays_as_it_is():
     votes = {'zeta': Vote(signal=1.0, confidence=1.0, rationale=''), 'alpha': Abstention(reason='x'),
              'news': Vote(signal=0.0, confidence=0.5, rationale='y')}
     assert [line.split()[1].rstrip(':') for line in inside(format_votes(votes))] == ['news', 'alpha', 'zeta']
@@ -562,38 +551,19 @@ def test_what_can_be_bought_counts_the_fee(cash, price, cost, most):
     assert f'buy up to {most}, sell up to 40.' in text and 'nan' not in text
 
 
-def test_the_portfolio_is_told_whole():
-    assert format_portfolio(PORTFOLIO).split('\n') == [
-        'Decision 5 of 43; 38 more follow.',
-        'Cash 2500.00 USD, 40 shares at 178.85 USD, together 9654.00 USD (-3.5% so far, worst fall 4.2%).',
-        'Possible at this price, the fee of 0.10% included: buy up to 13, sell up to 40.']
-
-
 @pytest.mark.parametrize('reply, reason', [
     (Reply('', 'no connection'), 'no connection'), (Reply(GOOD_TRADE, 'cut off'), 'cut off'),
     (Reply('I would wait.'), 'no JSON object'), (Reply('{"side": "buy", "quantity": true}'), 'quantity'),
     (Reply('{"side": "buy", "quantity": -1}'), 'quantity'), (Reply('{"side": "sell", "quantity": 1'), 'breaks off')])
 def test_an_unreadable_order_is_no_trade_and_says_so(reply, reason):
     decision = LanguageModerator(ScriptedClient([reply]))(council_votes(), PORTFOLIO)
-    assert decision.action == NO_TRADE and decision.unreadable and reason in decision.rationale and decision.said == reply.text
+    assert (decision.action, decision.unreadable, decision.said) == (NO_TRADE, True, reply.text)
+    assert reason in decision.rationale
 
 
 def test_a_hold_is_a_decision():
     decision = LanguageModerator(ScriptedClient(['{"side": "hold"}']))(council_votes(), PORTFOLIO)
     assert (decision.action, decision.unreadable, decision.said) == (NO_TRADE, False, '{"side": "hold"}')
-
-
-def test_an_adapter_is_loaded_by_name_and_its_errors_come_through():
-    class Loading(ScriptedClient):
-        def load_adapter(self, path, name):
-            if path != 'good': raise StockerError(f'{path}: the keys of the adapter do not match')
-            self.loaded = name
-    client = Loading([GOOD_TRADE])
-    assert LanguageModerator.from_adapter('good', client) == LanguageModerator(client, 'moderator')
-    assert client.loaded == 'moderator'
-    with pytest.raises(StockerError, match='do not match'): LanguageModerator.from_adapter('bad', client)
-    with pytest.raises(StockerError, match='ScriptedClient cannot load good'):
-        LanguageModerator.from_adapter('good', ScriptedClient([]))
 
 
 # --- a council ---
@@ -626,8 +596,3 @@ def test_the_seats_are_those_of_the_council():
     assert POST_LENGTH < TEXT_LENGTH and len({system_prompt(role) for role in ROLES}) == 7
     assert all(len(system_prompt(role)) < 600 for role in ROLES) and len(TRADE_PROMPT) < 700
     assert all(('<data>' in system_prompt(role)) == (role in OUTSIDE) for role in ROLES)
-
-
-def test_the_example_day_is_complete_enough_for_every_seat():
-    for role in ROLES: assert nothing_to_judge(role, EXAMPLE) is None
-    assert 'n/a' in season_evidence(EXAMPLE) and 'up to 2024-01-02' in peer_evidence(EXAMPLE)

@@ -1,12 +1,12 @@
 "States that are really reached, and chances that a curriculum gives."
 import numpy as np
 import pytest
-from stocker.council.council import moderate_episode, vote_mean
+from stocker.council.council import moderate_episode
 from stocker.market.core import Side
 from stocker.studies.statistics import BASELINE_POLICIES, evaluate
 from stocker.studies.worlds import follow
 from stocker.training.questions import (
-    EpisodeSet, curriculum, difficulty, episode_regimes, one_by_one, possible_order, random_question)
+    EpisodeSet, curriculum, difficulty, one_by_one, possible_order, random_question)
 
 
 def test_made_up_orders_are_possible():
@@ -27,30 +27,11 @@ def test_played_on_from_every_state_a_run_goes_on_as_it_did(world):
     for one, run in zip(world, whole): assert run.decisions == moderate_episode(one, follow('news')).decisions
 
 
-def test_a_state_after_the_last_decision_has_nothing_left(world):
-    episodes = EpisodeSet(world)
-    played = episodes.play(one_by_one(vote_mean), [episodes.beginnings[0]._replace(step=20)])[0]
-    assert played.decisions == () and played.total_reward == 0.0
-
-
-def test_start_states_hold_shares_and_come_late_too(world):
-    mixture = EpisodeSet(world).mixed_starts(one_by_one(vote_mean), 200, np.random.default_rng(3))
-    assert len(mixture) == 200
-    assert any(start.shares for start in mixture) and any(not start.shares for start in mixture)
-    assert {start.step for start in mixture} >= {0, 19}
-
-
 def test_harder_episodes_come_in_as_training_goes_on(world):
     chances, hard = curriculum('easy first', EpisodeSet(world)), difficulty(EpisodeSet(world))
     let_in = [set(np.flatnonzero(chances(progress))) for progress in (0.0, 0.5, 1.0)]
     assert let_in[0] < let_in[1] < let_in[2] == set(range(6))
     assert max(hard[list(let_in[0])]) <= min(hard[list(let_in[2] - let_in[0])])
-
-
-def test_every_kind_of_market_comes_equally_often(world):
-    episodes = EpisodeSet(world)
-    kinds, chances = episode_regimes(episodes)['regime'], curriculum('regimes', episodes)(0.3)
-    assert np.allclose([chances[kinds == kind].sum() for kind in kinds.unique()], 1)
 
 
 def test_difficulty_is_the_distance_of_the_best_simple_policy(world):

@@ -246,6 +246,20 @@ def _want_row(
         wanted[i] = size * ((side[i] & 1) - (side[i] >> 1)) * live[i] + 0.0
 
 
+def _read_row(
+    fills: np.ndarray, marks: np.ndarray, ideal: np.ndarray, growth: np.ndarray, # (steps, ...)
+    t: int, path: int, abreast: bool, left: int, # step, path of the first run, and its column in `growth`
+    price: np.ndarray, mark: np.ndarray, aim: np.ndarray, grown: np.ndarray, # (runs,) are written
+) -> None:
+    "What runs on one day meet: all on one path, or abreast, each on the path beside the last one's."
+    n = len(price)
+    if abreast:
+        price[:], mark[:], aim[:] = fills[t, path:path + n], marks[t, path:path + n], ideal[t, path:path + n]
+    else: price[:], mark[:], aim[:] = fills[t, path], marks[t, path], ideal[t, path]
+    if growth.shape[1] == 1: grown[:] = growth[t, 0]
+    else: grown[:] = growth[t, left:left + n]
+
+
 def _look_up(
     fills: np.ndarray, marks: np.ndarray, ideal: np.ndarray, growth: np.ndarray, # (steps, ...)
     last: np.ndarray, at: np.ndarray, day: np.ndarray, # (runs,) last step of each run's path, path, and step
@@ -280,22 +294,17 @@ def _play_columns(
         n, at, day = right - left, place[left:right], first[left:right].copy()
         price, mark, aim, grown, wanted = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
         bonus, moved, worth, live = np.zeros(n), np.empty(n), np.empty(n), np.empty(n, np.bool_)
-        cash, shares = state[0, left:right].copy(), state[1, left:right].copy()
-        peak, drawdown = state[2, left:right].copy(), state[3, left:right].copy()
+        own = state[:, left:right].copy()
+        cash, shares, peak, drawdown = own[0], own[1], own[2], own[3]
         unit, start, fee, buy_and_hold, last = scale[at], starting_cash[at], fees[at], ends[at], steps[at] - 1
         w_performance, w_inflation = settings[0, left:right].copy(), settings[1, left:right].copy()
         penalty = settings[2, left:right].copy()
-        in_step = (day == day[0]).all() and (last == last[0]).all()
-        together, abreast = in_step and (at == at[0]).all(), in_step and (at == at[0] + np.arange(n)).all()
+        abreast = (at == at[0] + np.arange(n)).all()
+        in_step = (day == day[0]).all() and (last == last[0]).all() and (abreast or (at == at[0]).all())
         for row in range(len(sides)):
-            if together or abreast: # one day for all of them, and one path, or a path for each, side by side
+            if in_step:
                 live[:], t = day[0] <= last[0], min(day[0], last[0])
-                if together: price[:], mark[:], aim[:] = fills[t, at[0]], marks[t, at[0]], ideal[t, at[0]]
-                else:
-                    own = slice(at[0], at[0] + n)
-                    price[:], mark[:], aim[:] = fills[t, own], marks[t, own], ideal[t, own]
-                if spread == 0: grown[:] = growth[t, 0]
-                else: grown[:] = growth[t, left:right]
+                _read_row(fills, marks, ideal, growth, t, at[0], abreast, left, price, mark, aim, grown)
             else: _look_up(fills, marks, ideal, growth, last, at, day, left * spread, spread,
                            live, price, mark, aim, grown)
             _want_row(sides[row, left:right], quantities[row, left:right], live, wanted)
@@ -307,12 +316,11 @@ def _play_columns(
                        w_inflation, penalty, rewards[row, left:right], values[row, left:right],
                        traded[row, left:right], invalid[row, left:right])
             day += 1
-        state[0, left:right], state[1, left:right], state[2, left:right] = cash, shares, peak
-        state[3, left:right] = drawdown
+        state[:, left:right] = own
 
 # %% ../../nbs/trading/13_engine.ipynb #8a19cbb9
 PLAIN_FUNCTIONS = (affordable_quantity, fill_order, bounded, trajectory_bonus, reward_terms, value_step, _value_row,
-                   _grade_row, _want_row, _look_up, _play_columns) # each calls only those before it
+                   _grade_row, _want_row, _read_row, _look_up, _play_columns) # each calls only those before it
 
 
 @lru_cache(maxsize=1)
@@ -395,22 +403,25 @@ class Runs:
             with ThreadPoolExecutor(cores) as pool:
                 list(pool.map(lambda core: loop(*fixed, edges[core], edges[core + 1], *written), range(cores)))
 
+    @cached_property
+    def _plain(self) -> list[Run]: # (runs,)
+        "Every run in its plain form, from where it stands."
+        paths = [self.path.path(place) for place in range(self.path.scale.size)]
+        columns = [*self.settings.tolist(), np.broadcast_to(self.weights.annual_inflation, self.place.shape).tolist()]
+        kept = lru_cache(maxsize=None)(lambda performance, inflation, penalty, rate: RewardWeights(
+            performance, inflation, rate, invalid_penalty=penalty))
+        runs = [Run(paths[place], kept(*setting), Start(place, step, *state)) for place, step, state, setting in zip(
+            self.place.tolist(), self.step.tolist(), self.state.T.tolist(), zip(*columns))]
+        for run in runs: run.value = run.cash + run.shares * float(run.path.marks[min(run.step, len(run.known) - 1) - 1])
+        return runs
+
     def _trade_plainly(self, loop: None, sides: np.ndarray, quantities: np.ndarray, outcome: Played) -> None:
         "One run after the other, one step at a time."
         PLAIN_STEPS['played'] += sides.size
-        paths = [self.path.path(place) for place in range(self.path.scale.size)]
-        rates = np.broadcast_to(self.weights.annual_inflation, self.place.shape)
-        for j, place in enumerate(self.place.tolist()):
-            w_performance, w_inflation, penalty = self.settings[:, j].tolist()
-            weights = RewardWeights(w_performance, w_inflation, float(rates[j]), invalid_penalty=penalty)
-            run = Run(paths[place], weights, Start(place, int(self.step[j]), *self.state[:, j].tolist()))
-            run.value = run.cash + run.shares * float(paths[place].marks[min(run.step, len(paths[place].marks)) - 1])
-            for row in range(len(sides)):
-                if run.over: traded, invalid, reward = 0.0, False, 0.0
-                else:
-                    traded, invalid, terms = run.trade(int(sides[row, j]), float(quantities[row, j]))
-                    reward = terms.reward
-                outcome.rewards[row, j], outcome.values[row, j] = reward, run.value
+        for j, (run, *orders) in enumerate(zip(self._plain, sides.T.tolist(), quantities.T.tolist())):
+            for row, order in enumerate(zip(*orders)):
+                traded, invalid, terms = run.trade(*order) if not run.over else (0.0, False, None)
+                outcome.rewards[row, j], outcome.values[row, j] = terms.reward if terms else 0.0, run.value
                 outcome.traded[row, j], outcome.invalid[row, j] = traded, invalid
             self.state[:, j] = run.cash, run.shares, run.peak, run.max_drawdown
 

@@ -207,9 +207,10 @@ class StockerEnv(gymnasium.Env):
         action: TradeAction | Mapping | Sequence | np.ndarray, # an order in any of its forms
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]: # observation, reward, terminated, truncated, information
         "Fill one order, value the portfolio, grade the step."
-        traded, invalid, terms = self.run.trade(*read_action(action))
-        information = {'portfolio_value': self.run.value, 'traded': traded, 'invalid': invalid, 'terms': terms}
-        return self._observer.show(), terms.reward, self.run.over, False, information
+        run, (side, quantity) = self.run, read_action(action)
+        traded, invalid, terms = run.trade(side, quantity)
+        information = {'portfolio_value': run.value, 'traded': traded, 'invalid': invalid, 'terms': terms}
+        return self._observer.show(), terms.reward, run.over, False, information
 
     @property
     def market_observation(self) -> MarketObservation:

@@ -74,14 +74,13 @@ class TrainingSettings:
         for name, known in (('credit', CREDITS), ('curriculum', CURRICULA)):
             if getattr(self, name) not in known:
                 raise StockerError(f"unknown {name} {getattr(self, name)!r}: choose one of {', '.join(known)}")
-        own = {name: getattr(self, name) for name in ('horizon', 'rounds', 'rank', 'questions')}
+        least = {**dict.fromkeys(('horizon', 'rounds', 'rank', 'questions'), 1),
+                 **dict.fromkeys(('seed', 'policy_episodes', 'demonstrations'), 0)}
         groups = {name: self.fields[name] for name in (
             'per_device_train_batch_size', 'gradient_accumulation_steps', 'num_generations')}
-        none = {name: getattr(self, name) for name in ('seed', 'policy_episodes', 'demonstrations')}
-        for name, number in {**own, **groups, **none}.items():
-            least = 0 if name in none else 1
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise StockerError(f'{name} = {number!r}: use a whole number, {least} or above')
+        for name, number in {**{name: getattr(self, name) for name in least}, **groups}.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < least.get(name, 1):
+                raise StockerError(f'{name} = {number!r}: use a whole number, {least.get(name, 1)} or above')
         batch, batches, group = groups.values()
         if group < 2: raise StockerError(f'num_generations = {group}: a group needs at least 2 answers to compare')
         if batch * batches % group:
@@ -103,10 +102,11 @@ class TrainingSettings:
         "The trainer's own settings; what it would guess about number types is said."
         check_packages()
         from trl import GRPOConfig
-        board = ['tensorboard'] if importlib.util.find_spec('tensorboard') else []
-        fixed = {'output_dir': str(Path(self.out)/'checkpoints'), 'seed': self.seed, 'shuffle_dataset': False,
-                 'report_to': board, 'logging_steps': 5, 'save_strategy': 'epoch', 'beta': 0.0, **precision()}
-        return GRPOConfig(**{**fixed, **self.fields}) # `Questions` shuffles
+        return GRPOConfig(**{
+            'output_dir': str(Path(self.out)/'checkpoints'), 'seed': self.seed, 'logging_steps': 5, 'beta': 0.0,
+            'save_strategy': 'epoch', 'shuffle_dataset': False, # `Questions` shuffles
+            'report_to': ['tensorboard'] if importlib.util.find_spec('tensorboard') else [],
+            **precision(), **self.fields})
 
 # %% ../../nbs/training/55_grpo.ipynb #32af3492
 @dataclass(eq=False)
