@@ -48,18 +48,15 @@ def long_when(
 # %% ../../nbs/studies/45_fidelity.ipynb #3b9707ec
 def price_rules() -> dict[str, OrderMaker]: # by name
     "Policies that look at closing prices."
-    def breakout(days: int) -> OrderMaker:
+    def breakout(close: pd.Series, days: int) -> pd.Series:
         "Long from the highest close of some days to the lowest."
-        def rule(close: pd.Series) -> pd.Series:
-            "1 at a new high, 0 at a new low, and the last of them in between."
-            high, low = close >= close.rolling(days).max(), close <= close.rolling(days).min()
-            return pd.Series(np.where(high, 1.0, np.where(low, 0.0, np.nan)), close.index).ffill() > 0
-        return long_when(rule)
+        high, low = close >= close.rolling(days).max(), close <= close.rolling(days).min()
+        return pd.Series(np.where(high, 1.0, np.where(low, 0.0, np.nan)), close.index).ffill() > 0
     rules = {f'momentum {n}': long_when(lambda close, n=n: close > close.shift(n)) for n in (5, 10, 20, 60, 120)}
     rules |= {f'reversion {n}': long_when(lambda close, n=n: close < close.rolling(n).mean()) for n in (5, 10, 20)}
     rules |= {f'crossing {a}/{b}': long_when(lambda close, a=a, b=b: close.rolling(a).mean() > close.rolling(b).mean())
               for a, b in ((5, 20), (10, 50), (20, 100), (50, 200))}
-    rules |= {f'breakout {n}': breakout(n) for n in (20, 55)}
+    rules |= {f'breakout {n}': long_when(lambda close, n=n: breakout(close, n)) for n in (20, 55)}
     def calm(close: pd.Series) -> pd.Series:
         "Whether the price moves less than it did over the year."
         month, year = (close.pct_change().rolling(days).std() for days in (20, 252))
@@ -119,16 +116,12 @@ def reference_policies(
     votes: bool = True, # with the two that need the council's votes
 ) -> dict[str, Policy]: # by name
     "The whole bank: canaries, rules, chance, votes and hindsight."
-    def half(voted: VotedEpisode, weights: RewardWeights) -> np.ndarray:
-        "Half the cash on the first day."
-        price = voted.episode.market(voted.timing).closes[0]
-        return np.floor(voted.episode.starting_cash / 2 / price) * (np.arange(voted.episode.steps) == 0)
-    def gradual(voted: VotedEpisode, weights: RewardWeights) -> np.ndarray:
-        "The same amount every day, a share at least."
-        each = voted.episode.starting_cash / voted.episode.steps
-        return np.maximum(1.0, np.rint(each / voted.episode.market(voted.timing).closes))
-    plain = {'buy and hold': BASELINE_POLICIES['buy and hold'], 'half invested': OrderMaker(half),
-             'gradual': OrderMaker(gradual)}
+    plain = {
+        'buy and hold': BASELINE_POLICIES['buy and hold'],
+        'half invested': OrderMaker(lambda voted, weights: (np.arange(voted.episode.steps) == 0) * np.floor(
+            voted.episode.starting_cash / 2 / voted.episode.market(voted.timing).closes[0])),
+        'gradual': OrderMaker(lambda voted, weights: np.maximum(1.0, np.rint( # the same amount every day
+            voted.episode.starting_cash / voted.episode.steps / voted.episode.market(voted.timing).closes)))}
     chance = {f'random {share:.0%}, {seed}': random_blocks(share, seed)
               for share in (0.25, 0.5, 0.75) for seed in (1, 2)}
     council = {'vote mean': vote_mean, 'vote mean, all in': vote_mean_all_in} if votes else {}
@@ -303,20 +296,6 @@ def split_scores(
         results[fee] = (first_half @ block_sums(returns, day_block, blocks), *ratio)
     return rewards, results
 
-# %% ../../nbs/studies/45_fidelity.ipynb #93b0fc1d
-def ranking_row(
-    head: dict[str, Any], # what ranks
-    names: Sequence[str], # (policies,)
-    inside: np.ndarray, # (splits, policies) scores that rank
-    outside: np.ndarray, # (splits, policies) results that follow
-) -> tuple[dict[str, Any], np.ndarray]: # the row, and (splits,) Kendall's tau
-    "How well one way of ranking policies predicts their results."
-    taus = kendall_tau(inside, outside)
-    low, high = np.nanquantile(taus, [0.05, 0.95])
-    return {**head, 'tau': float(np.nanmean(taus)), 'tau_low': low, 'tau_high': high,
-            'overfitting': overfitting_probability(inside, outside),
-            'best': str(names[int(inside.sum(axis=0).argmax())])}, taus
-
 # %% ../../nbs/studies/45_fidelity.ipynb #c799d77e
 def fidelity(
     graded: Graded, # from `grade_bank`
@@ -326,14 +305,19 @@ def fidelity(
     "Rank policies by reward on half of history, by Sharpe ratio on the other half, and compare."
     rewards, results = split_scores(graded, blocks)
     kept = [i for i, name in enumerate(graded.policies) if name not in without]
-    names, ranked = np.array(graded.policies)[kept], [
-        ({'ranked by': 'reward', **asdict(setting)}, rewards[:, i]) for i, setting in enumerate(graded.settings)]
+    ranked = [({'ranked by': 'reward', **asdict(setting)}, rewards[:, i]) for i, setting in enumerate(graded.settings)]
     ranked += [({'ranked by': how, 'transaction_cost': fee}, scores[i])
                for fee, scores in results.items() for i, how in enumerate(('return', 'Sharpe ratio'))]
-    rows = [ranking_row(head, names, score[:, kept], results[head['transaction_cost']][2][:, kept])
-            for head, score in ranked]
+    rows, taus = [], []
+    for head, scores in ranked:
+        inside, outside = scores[:, kept], results[head['transaction_cost']][2][:, kept]
+        taus.append(kendall_tau(inside, outside))
+        low, high = np.nanquantile(taus[-1], [0.05, 0.95])
+        rows.append({**head, 'tau': float(np.nanmean(taus[-1])), 'tau_low': low, 'tau_high': high,
+                     'overfitting': overfitting_probability(inside, outside),
+                     'best': graded.policies[kept[int(inside.sum(axis=0).argmax())]]})
     overall = pd.DataFrame({fee: scores[3][0] for fee, scores in results.items()}, graded.policies)
-    return Fidelity(pd.DataFrame([row for row, _ in rows]), np.array([taus for _, taus in rows]), overall)
+    return Fidelity(pd.DataFrame(rows), np.array(taus), overall)
 
 # %% ../../nbs/studies/45_fidelity.ipynb #9773c535
 def canary_table(
