@@ -286,7 +286,7 @@ def start_measurements() -> list[Measurement]: # four lines
             fresh(command, '--help'), fresh(command, 'run', 'task_easy', '--out', folder)], 5)
     return [compared(what, own, 'import pandas', pandas, target) for what, own, target in (
         ('import stocker', house, 5.0), ('import stocker.trading.env', env, 0.5), ('stocker --help', usage, 2.5),
-        ('stocker run task_easy', run, 0.45))]
+        ('stocker run task_easy', run, 0.4))]
 
 # %% ../nbs/91_bench.ipynb #c17746a8
 def sweep_task(
