@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stocker.market.core import StockerError
 from stocker.market.episodes import TASKS, Market, load_task
-from stocker.trading.engine import prepare_path, value_orders
+from stocker.trading.engine import play_orders, prepare_path
 from stocker.trading.orders import (
     ALL_SHARES, ROUNDING, affordable_quantity, fill_order, fractional_limit, greedy_orders, optimal_orders)
 
@@ -75,7 +75,7 @@ def test_one_share_more_than_affordable_cannot_be_paid(cash, price, cost):
 
 def final(fills, marks, orders, cash, cost):
     path = prepare_path(Market(fills, marks, fills), cash, cost)
-    return value_orders(path, np.stack(orders, axis=1))[-1]
+    return play_orders(path, np.stack(orders, axis=1)).values[-1]
 
 
 def best_by_search(fills, last, cash, cost):

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['CANARIES', 'RECOMMENDED', 'CLOSE_ENOUGH', 'price_rules', 'reference_policies', 'Graded', 'grade_bank', 'kendall_tau',
-           'Fidelity', 'fidelity', 'canary_table', 'record_trials', 'deflated_sharpe', 'weights_verdict',
-           'fidelity_figure', 'policy_figure']
+           'Fidelity', 'fidelity', 'canary_table', 'record_trials', 'deflated_sharpe', 'weights_verdict']
 
 # %% ../../nbs/studies/45_fidelity.ipynb #6546f055
 import json
@@ -15,7 +14,7 @@ from dataclasses import asdict, astuple, dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,12 +25,9 @@ from ..trading.engine import market_path, play_orders
 from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
 from ..council.council import VotedEpisode, vote_mean, vote_mean_all_in
-from ..council.evaluation import BLUE, GREY, NO_DEVIATION, ORANGE
+from ..council.evaluation import NO_DEVIATION
 from .statistics import BASELINE_POLICIES, OrderMaker, Policy, play_policies
 from .tuning import ManyWeights
-
-if TYPE_CHECKING: # drawing loads when it is used
-    from matplotlib.figure import Figure
 
 # %% ../../nbs/studies/45_fidelity.ipynb #e42ac1e6
 def long_when(
@@ -412,44 +408,3 @@ def weights_verdict(
             f'to {means.max():.3f}, this one {means[own]:.3f}; the best is ahead of it in {ahead:.0%} of the splits')
     if means[best] - means[own] < CLOSE_ENOUGH: return f'No difference worth having: {what}.'
     return f"{'Other weights rank better' if ahead >= 0.9 else 'Other weights may rank better'}: {what}."
-
-# %% ../../nbs/studies/45_fidelity.ipynb #0847c89c
-def fidelity_figure(
-    found: Fidelity, # from `fidelity`
-    title: str, # what the picture shows
-) -> 'Figure':
-    "Mean tau of every setting over its performance weight, one colour a fee; dashed: ranking by plain return."
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(8, 4), layout='constrained')
-    ax, table = figure.subplots(), found.table
-    rewards, plain = table[table['ranked by'] == 'reward'], table[table['ranked by'] == 'return']
-    for colour, (fee, rows) in zip((GREY, BLUE, ORANGE, '0.2', '0.5'), rewards.groupby('transaction_cost')):
-        ax.plot(rows['w_performance'], rows['tau'], 'o', color=colour, alpha=0.5, markersize=5, label=f'fee {fee:.1%}')
-        ax.axhline(plain.loc[plain['transaction_cost'] == fee, 'tau'].item(), color=colour, linestyle='--', linewidth=1)
-    ax.set(xlabel='w_performance (dots of one column differ in inflation and its weight)', ylim=(0, 1),
-           ylabel="Kendall's tau, reward to later Sharpe ratio")
-    ax.legend(frameon=False, title='dots: by reward; dashed: by return')
-    ax.set_title(title, loc='left', fontsize=11)
-    return figure
-
-# %% ../../nbs/studies/45_fidelity.ipynb #4703fbb4
-def policy_figure(
-    graded: Graded, # from `grade_bank`
-    found: Fidelity, # from `fidelity`, of the same bank
-    setting: RewardWeights, # one of the settings graded
-    named: Sequence[str], # policies to name
-    title: str, # what the picture shows
-) -> 'Figure':
-    "Mean total reward across, Sharpe ratio over all of history upwards; the canaries in orange."
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(8, 4.6), layout='constrained')
-    ax, rewards = figure.subplots(), graded.totals[:, graded.settings.index(setting)].mean(axis=0)
-    for name, reward in zip(graded.policies, rewards):
-        if name in HINDSIGHT: continue
-        ratio = found.sharpe.loc[name, setting.transaction_cost]
-        ax.plot(reward, ratio, 'o', color=ORANGE if name in CANARIES else BLUE, alpha=0.8)
-        if name in named: ax.annotate(name, (reward, ratio), (5, 4), textcoords='offset points', fontsize=9)
-    ax.margins(x=0.2)
-    ax.set(xlabel='mean total reward of an episode', ylabel='Sharpe ratio over all of history, yearly')
-    ax.set_title(title, loc='left', fontsize=11)
-    return figure

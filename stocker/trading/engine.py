@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORTH_COMPILING', 'PLAIN_STEPS', 'WORTH_THREADS', 'max_drawdown', 'MarketPath', 'Start', 'Run', 'Played', 'Runs',
-           'beginnings', 'simulate', 'signed_orders', 'play_orders', 'value_orders', 'prepare_path', 'market_path',
-           'stack_paths']
+           'beginnings', 'simulate', 'signed_orders', 'play_orders', 'prepare_path', 'market_path', 'stack_paths']
 
 # %% ../../nbs/trading/13_engine.ipynb #f3f139f8
 import hashlib
@@ -26,7 +25,7 @@ from ..market.episodes import Episode, Market
 from .orders import (
     ALL_SHARES, affordable_quantity, fill_order, greedy_orders, optimal_orders)
 from .reward import (
-    RewardTerms, RewardWeights, bounded, ideal_scale, inflation_growth, reward_terms, trajectory_bonus)
+    RewardTerms, RewardWeights, ideal_scale, inflation_growth, reward_terms, trajectory_bonus)
 
 # %% ../../nbs/trading/13_engine.ipynb #335f2976
 def value_step(
@@ -89,7 +88,7 @@ class MarketPath:
     @cached_property
     def optimal_pnl_pct(self) -> np.ndarray: # (steps,) of a single path, as a fraction of the starting cash
         "The profit of the best run that whole shares and fees allow."
-        return value_orders(self, self.optimal_orders[:, None])[:, 0] / self.starting_cash - 1.0
+        return play_orders(self, self.optimal_orders[:, None]).values[:, 0] / self.starting_cash - 1.0
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -319,7 +318,7 @@ def _play_columns(
         state[:, left:right] = own
 
 # %% ../../nbs/trading/13_engine.ipynb #8a19cbb9
-PLAIN_FUNCTIONS = (affordable_quantity, fill_order, bounded, trajectory_bonus, reward_terms, value_step, _value_row,
+PLAIN_FUNCTIONS = (affordable_quantity, fill_order, trajectory_bonus, reward_terms, value_step, _value_row,
                    _grade_row, _want_row, _read_row, _look_up, _play_columns) # each calls only those before it
 
 
@@ -480,15 +479,6 @@ def play_orders(
 ) -> Played: # arrays (steps, runs)
     "Play whole runs given as signed numbers of shares."
     return simulate(path, *signed_orders(wanted), weights, place)
-
-
-def value_orders(
-    path: MarketPath, # of one episode, or of several
-    wanted: np.ndarray, # (steps, runs) shares to buy (above zero) or sell (below zero)
-    place: np.ndarray | None = None, # (runs,) the path of each run; None: all on the first one
-) -> np.ndarray: # (steps, runs) USD
-    "Portfolio values of whole runs."
-    return play_orders(path, wanted, place=place).values
 
 # %% ../../nbs/trading/13_engine.ipynb #87f0051f
 def prepare_path(

@@ -45,15 +45,6 @@ def inflation_growth(
 # %% ../../nbs/trading/11_reward.ipynb #5af3331c
 LEAST_SCALE = 0.05 # as a fraction of the starting cash
 
-# %% ../../nbs/trading/11_reward.ipynb #ff926d16
-def bounded(
-    value: float,
-    low: float, # lower bound
-    high: float, # upper bound
-) -> float:
-    "A value kept within bounds."
-    return low if value < low else high if value > high else value
-
 # %% ../../nbs/trading/11_reward.ipynb #86d88a06
 def ideal_scale(
     ideal_pnl_pct_total: float | np.ndarray, # the ideal's profit over the whole episode, as a fraction
@@ -104,5 +95,5 @@ def trajectory_bonus(
     max_drawdown: float, # worst fall of the run, as a fraction
 ) -> float: # -0.10 to 0.10
     "What the last step adds for beating buy and hold, less what it takes off for a deep fall."
-    alpha = bounded(final_value / buy_and_hold_value - 1.0, 0.0, BONUS_LIMIT)
-    return alpha - bounded(max_drawdown - FREE_DRAWDOWN, 0.0, BONUS_LIMIT)
+    alpha = min(BONUS_LIMIT, max(0.0, final_value / buy_and_hold_value - 1.0))
+    return alpha - min(BONUS_LIMIT, max(0.0, max_drawdown - FREE_DRAWDOWN))

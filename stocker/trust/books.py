@@ -30,7 +30,7 @@ from ..market.data import sha256_of
 from ..market.episodes import WARM_UP_SESSIONS, Episode, Market
 from ..studies.tuning import replay
 from ..studies.worlds import martingale_prices, planted_world, world_sessions
-from ..trading.engine import Played, play_orders, prepare_path, value_orders
+from ..trading.engine import Played, play_orders, prepare_path
 from ..trading.env import Snapshot, StockerEnv, simulate_rewards
 from ..trading.orders import affordable_quantity, fill_order, optimal_orders
 from ..trading.reward import RewardWeights
@@ -199,7 +199,7 @@ def optimum_faults(
     marks, cash, cost = np.append(fills[1:], 10 ** rng.uniform(-0.3, 0.6)), 5.0137, float(rng.choice(FEES))
     rivals = rng.integers(-6, 7, (len(fills), 30)).astype(float)
     orders = np.concatenate([find(fills, marks, cash, cost)[:, None], rivals], axis=1)
-    best, *others = value_orders(prepare_path(Market(fills, marks, fills), cash, cost), orders)[-1]
+    best, *others = play_orders(prepare_path(Market(fills, marks, fills), cash, cost), orders).values[-1]
     searched = best_by_search(fills.tolist(), marks[-1], cash, cost)
     place, faults = f'prices {np.round(marks, 2).tolist()}, fee {cost:g}', []
     if abs(best / searched - 1) > ROUNDING: faults.append(f'{place}: {best:.6f} USD, a search finds {searched:.6f}.')
