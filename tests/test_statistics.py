@@ -15,7 +15,7 @@ from stocker.council.evaluation import performance
 from stocker.trading.reward import RewardWeights
 from stocker.studies.statistics import (
     BASELINE_POLICIES, FEWEST_BLOCKS, Difference, OrderMaker, block_interval, bootstrap_means, compare_with,
-    difference_figure, episode_dots, evaluate, joint_name, paired_difference, play_policies, rotated_runs, run_row,
+    difference_figure, evaluate, joint_name, paired_difference, play_policies, rotated_runs, run_row,
     student_quantile, summarise, tail_share, time_blocks, verdict)
 from stocker.studies.worlds import follow, placebo_world, planted_world
 
@@ -122,7 +122,7 @@ def test_a_random_rival_keeps_exposure_and_turnover(world, moderator):
     for voted in world.episodes[:4]:
         run = play_policies({'own': moderator}, voted, RewardWeights())['own']
         rival = rotated_runs(voted, run, np.arange(1, 30), RewardWeights())[7]
-        replayed = play_policies({'rival': OrderMaker(lambda voted, weights: rival.traded)}, voted, RewardWeights())
+        replayed = play_policies({'rival': OrderMaker(lambda voted, weights, orders=rival.traded: orders)}, voted, RewardWeights())
         assert replayed['rival'].rewards.tolist() == pytest.approx(rival.rewards.tolist(), abs=0.0101)
         row = run_row(voted, rival)
         own = run_row(voted, run)
@@ -295,7 +295,6 @@ def test_pictures_do_not_depend_on_what_was_found(table):
     found = paired_difference(table, 'follow', 'hold')
     for differences in ([found], [replace(found, low=None, high=None), replace(found, mean=None, low=None)]):
         difference_figure(differences, 'title').savefig(BytesIO())
-    episode_dots(table.assign(total_reward=np.nan), 'total_reward', 'title').savefig(BytesIO())
 
 
 def test_a_verdict_says_what_it_rests_on():

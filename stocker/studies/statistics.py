@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Policy', 'BASELINE_POLICIES', 'FEWEST_BLOCKS', 'OrderMaker', 'play_policies', 'run_row', 'evaluate', 'summarise',
-           'time_blocks', 'Difference', 'paired_difference', 'verdict', 'compare_with', 'difference_figure',
-           'episode_dots']
+           'time_blocks', 'Difference', 'paired_difference', 'verdict', 'compare_with', 'difference_figure']
 
 # %% ../../nbs/studies/43_statistics.ipynb #68af841e
 from collections.abc import Callable, Mapping, Sequence
@@ -329,29 +328,5 @@ def difference_figure(
     ax.set_yticks(range(len(differences)), [f'{found.one} less {found.other}' for found in differences])
     ax.set_ylim(len(differences) - 0.5, -0.5)
     ax.set_xlabel(f"mean difference in {differences[0].column.replace('_', ' ')} per episode")
-    ax.set_title(title, loc='left', fontsize=11)
-    return figure
-
-# %% ../../nbs/studies/43_statistics.ipynb #43e2867e
-def episode_dots(
-    table: pd.DataFrame, # from `evaluate`
-    column: str, # what is shown
-    title: str, # what the picture shows
-) -> 'Figure':
-    "One dot for each episode and policy, and a bar at each policy's mean."
-    from matplotlib.figure import Figure
-    names = list(dict.fromkeys(table['policy']))
-    figure = Figure(figsize=(8, 1.2 + 0.42 * len(names)), layout='constrained')
-    ax = figure.subplots()
-    for row, name in enumerate(names):
-        figures = table.loc[table['policy'] == name, column].to_numpy(float)
-        spread = (np.arange(len(figures)) % 7 - 3) / 14 # dots that would lie on one another
-        ax.scatter(figures, row + spread, 12, color=BLUE, alpha=0.5, linewidths=0)
-        if np.isfinite(figures).any():
-            ax.plot(2 * [np.nanmean(figures)], [row - 0.32, row + 0.32], color=ORANGE, linewidth=2)
-    ax.axvline(0, color='0.3', linewidth=0.8)
-    ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_xlabel(f"{column.replace('_', ' ')}, one dot an episode")
     ax.set_title(title, loc='left', fontsize=11)
     return figure
