@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, write_atomically
 from ..trading.engine import market_path, play_orders
-from ..trading.orders import greedy_orders, switch_orders
+from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
 from ..council.council import VotedEpisode, vote_mean, vote_mean_all_in
 from ..council.evaluation import BLUE, GREY, NO_DEVIATION, ORANGE
