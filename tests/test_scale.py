@@ -163,7 +163,8 @@ make = Noting({str(tmp_path/'log.txt')!r}, pause=0.5)
 print(run_parts(make, parts[:2], {str(tmp_path/'out')!r}, workers=2, ray=True, progress=False)['name'].tolist())
 print(run_parts(make, parts, {str(tmp_path/'out')!r}, workers=2, ray=True, progress=False)['name'].tolist())'''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=280,
-                          cwd=tmp_path, env={**os.environ, 'RAY_raylet_start_wait_time_s': '120', 'PYTHONPATH': os.pathsep.join([HERE, *sys.path])})
+                          cwd=tmp_path, env={**os.environ, 'RAY_raylet_start_wait_time_s': '120',
+                                             'PYTHONPATH': os.pathsep.join([HERE, *sys.path])})
     lines = [line for line in done.stdout.splitlines() if line.startswith('[')]
     assert lines == [str(index['name'].tolist()[:2]), str(index['name'].tolist())], done.stderr
     asked = (tmp_path/'log.txt').read_text().split()

@@ -211,5 +211,4 @@ def write_episode_picture(
     comparison: Comparison, # a run and its baselines
 ) -> None:
     "Write the picture of a run, whole or not at all."
-    few = episode_picture(comparison).quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    with write_atomically(path) as temporary: few.save(temporary, 'PNG', compress_level=3)
+    with write_atomically(path) as temporary: episode_picture(comparison).save(temporary, 'PNG', compress_level=1)

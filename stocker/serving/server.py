@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__
-from ..market.core import Side, StockerError, Timing, data_path, plain
+from ..market.core import StockerError, Timing, data_path, plain
 from ..market.episodes import TASKS, Episode, load_task
 from ..market.histories import corpus_episode, load_corpus
 from stocker.serving.client import (

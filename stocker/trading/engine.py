@@ -412,7 +412,8 @@ class Runs:
             performance, inflation, rate, invalid_penalty=penalty))
         runs = [Run(paths[place], kept(*setting), Start(place, step, *state)) for place, step, state, setting in zip(
             self.place.tolist(), self.step.tolist(), self.state.T.tolist(), zip(*columns))]
-        for run in runs: run.value = run.cash + run.shares * float(run.path.marks[min(run.step, len(run.known) - 1) - 1])
+        for run in runs: # what it was worth at the last mark
+            run.value = run.cash + run.shares * float(run.path.marks[min(run.step, len(run.known) - 1) - 1])
         return runs
 
     def _trade_plainly(self, loop: None, sides: np.ndarray, quantities: np.ndarray, outcome: Played) -> None:
