@@ -122,8 +122,8 @@ def test_a_random_rival_keeps_exposure_and_turnover(world, moderator):
     for voted in world.episodes[:4]:
         run = play_policies({'own': moderator}, voted, RewardWeights())['own']
         rival = rotated_runs(voted, run, np.arange(1, 30), RewardWeights())[7]
-        maker = OrderMaker(lambda voted, weights, orders=rival.traded: orders)
-        replayed = play_policies({'rival': maker}, voted, RewardWeights())
+        again = {'rival': OrderMaker(lambda voted, weights, rival=rival: rival.traded)}
+        replayed = play_policies(again, voted, RewardWeights())
         assert replayed['rival'].rewards.tolist() == pytest.approx(rival.rewards.tolist(), abs=0.0101)
         row = run_row(voted, rival)
         own = run_row(voted, run)
