@@ -97,8 +97,11 @@ def play_rules(
 ) -> pd.DataFrame: # as `corpus_baselines` gives it
     "Every rule and the ideal on episodes of one length."
     path = corpus_path(index, histories, steps, timing, weights.transaction_cost)
-    orders = {name: switch_orders(side_by_side(index, histories, steps, lambda table, rule=rule: rule(table['close'])))
-              for name, rule in RULES.items()} | {'ideal': greedy_orders(path.fills, path.marks)}
+    orders = {}
+    for name, rule in RULES.items():
+        owned = side_by_side(index, histories, steps, lambda prices, rule=rule: rule(prices['close']))
+        orders[name] = switch_orders(owned)
+    orders['ideal'] = greedy_orders(path.fills, path.marks)
     run = play_orders(path, np.hstack([*orders.values()]), weights, np.tile(np.arange(len(index)), len(orders)))
     cash, shares, _ = fractional_limit(path.fills, STARTING_CASH, weights.transaction_cost)
     limit = np.maximum(cash, shares * path.marks[-1]) / STARTING_CASH - 1.0
