@@ -151,7 +151,7 @@ def fact_tables(
 # %% ../../nbs/trading/15_dataset.ipynb #82690d27
 def decisions(
     episodes: Iterable[Episode], # the tasks
-) -> Iterator[tuple]: # an episode's ticker, date, clock and observation, one for each decision
+) -> Iterator[tuple]: # an episode's ticker, date, timing and observation, one for each decision
     "Every decision of the episodes under both timings."
     for episode in episodes:
         for timing in Timing:
