@@ -229,7 +229,7 @@ def step_measurements() -> list[Measurement]: # four lines
         anytrading_steps(), own_steps(numbers), own_steps(spoken),
         calls(20, simulate, path, sides, quantities, each=64), plain_runs(path, sides, quantities),
         plain_runs(path, sides[:, :1], quantities[:, :1]), compiled_steps(path, sides[:, :1], quantities[:, :1])])
-    return [compared('a step, random actions', own, 'gym-anytrading', theirs, 1.2),
+    return [compared('a step, random actions', own, 'gym-anytrading', theirs, 1.3),
             compared("a step, {'side': ..., 'quantity': ...}", words, 'gym-anytrading', theirs, 1.0),
             compared('a run, 64 in one call', batch, 'one step at a time', plain, 30.0),
             compared('a run, one step at a time', single, 'compiled, a step a call', compiled, 5.0)]
@@ -280,8 +280,8 @@ def start_measurements() -> list[Measurement]: # four lines
             fresh('import pandas'), fresh('import stocker'), fresh('import stocker.trading.env'),
             fresh(command, '--help'), fresh(command, 'run', 'task_easy', '--out', folder)], 5)
     return [compared(what, own, 'import pandas', pandas, target) for what, own, target in (
-        ('import stocker', house, 5.0), ('import stocker.trading.env', env, 0.5), ('stocker --help', usage, 2.5),
-        ('stocker run task_easy', run, 0.4))]
+        ('import stocker', house, 5.0), ('import stocker.trading.env', env, 0.5), ('stocker --help', usage, 2.7),
+        ('stocker run task_easy', run, 0.52))]
 
 # %% ../nbs/91_bench.ipynb #c17746a8
 def sweep_task(
