@@ -55,11 +55,14 @@ def write(
 def round_numbers(
     low: float, # lower end
     high: float, # upper end, above the lower one
-) -> list[float]: # two to eight of them
+    about: int = 5, # how many are wanted
+) -> list[float]: # multiples of 1, 2 or 5 times a power of ten
     "Round numbers between two ends, evenly spaced."
-    power = 10.0 ** math.floor(math.log10((high - low) / 4))
-    pace = next(factor * power for factor in (1, 2, 5, 10) if high - low <= 7 * factor * power)
-    return [k * pace for k in range(math.ceil(low / pace), math.floor(high / pace) + 1)]
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    paces = [factor * power for factor in (1, 2, 5, 10) if factor * power <= high - low]
+    pace = next((pace for pace in paces if pace >= rough * (1 - 1e-9)), paces[-1])
+    return [round(k * pace, 10) for k in range(math.ceil(low / pace), math.floor(high / pace) + 1)]
 
 
 class Panel(NamedTuple):
@@ -121,7 +124,7 @@ def open_panel(
     low, high = min(map(min, values)), max(map(max, values))
     air = 0.06 * (high - low) or 0.05 * max(1.0, abs(high))
     panel = Panel(draw, *edges, len(values[0]), low - air, high + air)
-    for number in round_numbers(panel.low, panel.high):
+    for number in round_numbers(panel.low, panel.high, about=7):
         y = panel.points([number])[0][1] / SHARP
         draw.line(sharp(LEFT, y, RIGHT, y), '#e4e4e4', SHARP)
         write(draw, LEFT - 8, y, f'{number:,.10g}', 'rm')

@@ -28,22 +28,18 @@ from .reward import (
     RewardTerms, RewardWeights, ideal_scale, inflation_growth, reward_terms, trajectory_bonus)
 
 # %% ../../nbs/trading/13_engine.ipynb #335f2976
-def value_step(
-    cash: float, # USD before
-    shares: float, # whole shares before
+def mark_to_market(
+    cash: float, # USD
+    shares: float, # whole shares
     peak: float, # highest portfolio value so far, USD
     max_drawdown: float, # worst fall from a peak so far, as a fraction
-    wanted: float, # shares to buy (above zero) or sell (below zero)
-    price: float, # at which the order is filled, USD
-    mark: float, # at which the portfolio is valued afterwards, USD
-    transaction_cost: float, # fee as a fraction of what is traded
-) -> tuple[float, float, float, float, float, float]: # cash, shares, peak, drawdown, shares traded, portfolio value
-    "Fill an order, value the portfolio, note how far it has fallen."
-    cash, shares, traded = fill_order(cash, shares, wanted, price, transaction_cost)
+    mark: float, # at which the portfolio is valued, USD
+) -> tuple[float, float, float]: # portfolio value, peak, drawdown
+    "Value a portfolio, and note how far it has fallen."
     value = cash + shares * mark
     peak = value if value > peak else peak
     fall = 1.0 - value / peak
-    return cash, shares, peak, (fall if fall > max_drawdown else max_drawdown), traded, value
+    return value, peak, (fall if fall > max_drawdown else max_drawdown)
 
 # %% ../../nbs/trading/13_engine.ipynb #526cdd75
 def max_drawdown(
@@ -160,10 +156,13 @@ class Run:
         t = self.step
         price, mark, ideal = self._rows[t]
         fee, scale, end, growth, w_performance, w_inflation = self._numbers
-        size = 0.0 if side == 0 or quantity <= 0 else float(quantity) if quantity < ALL_SHARES else ALL_SHARES
-        wanted = size if side == 1 else 0.0 - size
-        self.cash, self.shares, self.peak, self.max_drawdown, traded, self.value = value_step(
-            self.cash, self.shares, self.peak, self.max_drawdown, wanted, price, mark, fee)
+        traded = 0.0
+        if side and quantity > 0:
+            size = float(quantity) if quantity < ALL_SHARES else ALL_SHARES
+            self.cash, self.shares, traded = fill_order(
+                self.cash, self.shares, size if side == 1 else -size, price, fee)
+        self.value, self.peak, self.max_drawdown = mark_to_market(
+            self.cash, self.shares, self.peak, self.max_drawdown, mark)
         self.step, self.over, invalid = t + 1, t + 1 == len(growth), side != 0 and traded == 0.0
         bonus = trajectory_bonus(self.value, end, self.max_drawdown) if self.over else 0.0
         return traded, invalid, reward_terms(
@@ -214,10 +213,10 @@ def _value_row(
     wanted: np.ndarray, price: np.ndarray, mark: np.ndarray, fee: np.ndarray, # (runs,)
     moved: np.ndarray, worth: np.ndarray, # (runs,) shares traded and portfolio values; are written
 ) -> None:
-    "`value_step` for a row of runs."
+    "`fill_order` and `mark_to_market` for a row of runs."
     for i in range(len(cash)):
-        cash[i], shares[i], peak[i], drawdown[i], moved[i], worth[i] = value_step(
-            cash[i], shares[i], peak[i], drawdown[i], wanted[i], price[i], mark[i], fee[i])
+        cash[i], shares[i], moved[i] = fill_order(cash[i], shares[i], wanted[i], price[i], fee[i])
+        worth[i], peak[i], drawdown[i] = mark_to_market(cash[i], shares[i], peak[i], drawdown[i], mark[i])
 
 
 def _grade_row(
@@ -318,7 +317,7 @@ def _play_columns(
         state[:, left:right] = own
 
 # %% ../../nbs/trading/13_engine.ipynb #8a19cbb9
-PLAIN_FUNCTIONS = (affordable_quantity, fill_order, trajectory_bonus, reward_terms, value_step, _value_row,
+PLAIN_FUNCTIONS = (affordable_quantity, fill_order, trajectory_bonus, reward_terms, mark_to_market, _value_row,
                    _grade_row, _want_row, _read_row, _look_up, _play_columns) # each calls only those before it
 
 
@@ -329,7 +328,8 @@ def compiled() -> Callable[..., None] | None: # `_play_columns`; None without nu
     except ImportError: return None
     names = {name: value for function in PLAIN_FUNCTIONS for name, value in function.__globals__.items()}
     functions = [FunctionType(function.__code__, names, function.__name__) for function in PLAIN_FUNCTIONS]
-    source = repr([(part.__code__.co_code, part.__code__.co_consts, part.__code__.co_names) for part in functions])
+    source = repr([(code.co_code, code.co_consts, [(name, names[name]) for name in code.co_names if isinstance(
+        names.get(name), (int, float))]) for code in (function.__code__ for function in functions)])
     folder = cache_folder()/'compiled'/hashlib.sha256(source.encode()).hexdigest()[:16]
     for function in functions[:-1]:
         inline = 'never' if function.__name__.endswith(('_row', '_look_up')) else 'always'
