@@ -12,7 +12,7 @@ __all__ = ['load_task', 'TASKS', 'Episode', 'load_corpus', 'StockerEnv', 'simula
 from importlib import import_module
 from typing import Any
 
-# %% ../nbs/93_front_door.ipynb #406171d6
+# %% ../nbs/93_front_door.ipynb #9b4a0e2e
 FRONT_DOOR: dict[str, tuple[str, str]] = { # name -> the module that holds it, and what it is for
     'load_task': ('market.episodes', 'One of the three tasks by name, as an episode.'),
     'TASKS': ('market.episodes', 'The three tasks: ticker, first and last day.'),
@@ -37,7 +37,7 @@ FRONT_DOOR: dict[str, tuple[str, str]] = { # name -> the module that holds it, a
     'train': ('training.grpo', 'Train a moderator with GRPO.'),
     'judge': ('training.results', 'A trained moderator beside its rivals on episodes it has not seen.'),
     'write_report': ('pages.report', 'One HTML page about a run: every decision, its votes, facts and reward.'),
-    'audit': ('trust.audit', 'Try to catch this project at looking ahead, losing data, or letting something in.'),
+    'audit': ('trust.audit', 'Try to catch this project at looking ahead, at money from nowhere, or letting something in.'),
 }
 
 # %% ../nbs/93_front_door.ipynb #e0c27d3f
