@@ -99,7 +99,7 @@ def test_blocks_and_threads_change_nothing(trace, monkeypatch):
     settings = random_settings(500, np.random.default_rng(0))
     settings.loc[100:300, 'transaction_cost'] = 0.001
     whole = sweep(trace, settings)
-    monkeypatch.setattr('stocker.studies.tuning.SETTINGS_AT_ONCE', 64)
+    monkeypatch.setattr('stocker.studies.tuning.CELLS_AT_ONCE', 2_700)
     parts = sweep(trace, settings)
     pd.testing.assert_frame_equal(whole, parts, check_exact=True)
 

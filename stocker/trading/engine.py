@@ -66,10 +66,24 @@ class MarketPath:
     transaction_cost: np.ndarray # (...) fee as a fraction of what is traded
 
     @cached_property
-    def numbers(self) -> tuple[float, float, float, float, list[tuple[float, float, float]]]: # of a single path
-        "Starting cash, fee, scale, end of buy and hold; and fill, mark and ideal of each decision: plain numbers."
-        rows = list(zip(self.fills.tolist(), self.marks.tolist(), self.ideal_pnl_pct.tolist()))
-        return *map(float, (self.starting_cash, self.transaction_cost, self.scale, self.buy_and_hold[-1])), rows
+    def numbers(self) -> tuple[float, float, float, float]: # of a single path
+        "Starting cash, fee, scale, and the end of buy and hold, as plain numbers."
+        return tuple(map(float, (self.starting_cash, self.transaction_cost, self.scale, self.buy_and_hold[-1])))
+
+    @cached_property
+    def _days(self) -> dict[float, list[tuple[float, float, float, float]]]:
+        "What `days` has found, by yearly inflation."
+        return {}
+
+    def days(
+        self,
+        annual_inflation: float, # as a fraction a year
+    ) -> list[tuple[float, float, float, float]]: # (steps,) of a single path
+        "Fill, mark, ideal and growth of prices of each decision, as plain numbers."
+        if annual_inflation not in self._days:
+            columns = self.fills, self.marks, self.ideal_pnl_pct, inflation_growth(annual_inflation, len(self.fills))
+            self._days[annual_inflation] = list(zip(*(column.tolist() for column in columns)))
+        return self._days[annual_inflation]
 
     @cached_property
     def known(self) -> list[float]: # of a single path
@@ -120,7 +134,7 @@ class Run:
     "One portfolio on its way along a path."
 
     __slots__ = ('path', 'weights', 'starting_cash', 'known', 'step', 'cash', 'shares', 'peak', 'max_drawdown', 'value',
-                 'over', '_rows', '_numbers')
+                 'over', '_days', '_numbers')
 
     def __init__(
         self,
@@ -129,12 +143,11 @@ class Run:
         start: Start | None = None, # where it stands; None: at the beginning
     ):
         self.path, self.weights, self.known = path, weights, path.known
-        self.starting_cash, fee, scale, end, self._rows = path.numbers
-        growth = _growth_list(weights.annual_inflation, len(self._rows))
-        self._numbers = (fee, scale, end, growth, weights.w_performance, weights.w_inflation)
+        (self.starting_cash, *numbers), self._days = path.numbers, path.days(weights.annual_inflation)
+        self._numbers = (*numbers, len(self._days), weights.w_performance, weights.w_inflation)
         cash = self.starting_cash
         _, self.step, self.cash, self.shares, self.peak, self.max_drawdown = start or (0, 0, cash, 0.0, cash, 0.0)
-        self.value, self.over = cash, self.step >= len(self._rows)
+        self.value, self.over = cash, self.step >= len(self._days)
 
     @classmethod
     def on(
@@ -153,36 +166,25 @@ class Run:
     ) -> tuple[float, bool, RewardTerms]: # shares traded, whether the order was invalid, the reward and its terms
         "Fill one order, value the portfolio, grade the step; past the end it is a `StockerError`."
         if self.over: raise StockerError('the episode is over or has not begun: call reset() first')
-        t = self.step
-        price, mark, ideal = self._rows[t]
-        fee, scale, end, growth, w_performance, w_inflation = self._numbers
-        traded = 0.0
+        step, cash, shares, traded = self.step, self.cash, self.shares, 0.0
+        price, mark, ideal, growth = self._days[step]
+        fee, scale, end, steps, w_performance, w_inflation = self._numbers
         if side and quantity > 0:
             size = float(quantity) if quantity < ALL_SHARES else ALL_SHARES
-            self.cash, self.shares, traded = fill_order(
-                self.cash, self.shares, size if side == 1 else -size, price, fee)
-        self.value, self.peak, self.max_drawdown = mark_to_market(
-            self.cash, self.shares, self.peak, self.max_drawdown, mark)
-        self.step, self.over, invalid = t + 1, t + 1 == len(growth), side != 0 and traded == 0.0
-        bonus = trajectory_bonus(self.value, end, self.max_drawdown) if self.over else 0.0
+            cash, shares, traded = fill_order(cash, shares, size if side == 1 else -size, price, fee)
+            self.cash, self.shares = cash, shares
+        value, self.peak, fall = mark_to_market(cash, shares, self.peak, self.max_drawdown, mark)
+        self.value, self.max_drawdown, self.step, self.over = value, fall, step + 1, step + 1 == steps
+        invalid = side != 0 and traded == 0.0
         return traded, invalid, reward_terms(
-            self.value / self.starting_cash - 1.0, ideal, scale, growth[t],
-            self.weights.invalid_penalty if invalid else 0.0, bonus, w_performance, w_inflation)
+            value / self.starting_cash - 1.0, ideal, scale, growth, self.weights.invalid_penalty if invalid else 0.0,
+            trajectory_bonus(value, end, fall) if self.over else 0.0, w_performance, w_inflation)
 
     @property
     def portfolio(self) -> Portfolio:
         "Where the run stands, for the moderator."
-        return Portfolio(self.step, len(self._rows), self.cash, int(self.shares), self.known[self.step],
+        return Portfolio(self.step, len(self._days), self.cash, int(self.shares), self.known[self.step],
                          self.starting_cash, self._numbers[0], self.max_drawdown)
-
-
-@lru_cache(maxsize=256)
-def _growth_list(
-    annual_inflation: float, # as a fraction a year
-    steps: int, # number of decisions
-) -> list[float]: # (steps,) shared, so copy before changing it
-    "Growth of prices at each decision, as plain numbers."
-    return inflation_growth(annual_inflation, steps).tolist()
 
 # %% ../../nbs/trading/13_engine.ipynb #c4637205
 @dataclass(frozen=True, eq=False)
@@ -230,7 +232,7 @@ def _grade_row(
         wrong = (side[i] != 0) & (moved[i] == 0.0) & live[i]
         terms = reward_terms(worth[i] / start[i] - 1.0, aim[i], unit[i], grown[i], penalty[i] if wrong else 0.0,
                              bonus[i], w_performance[i], w_inflation[i])
-        rewards[i] = terms.reward if live[i] else 0.0
+        rewards[i] = terms[6] if live[i] else 0.0 # the reward
         values[i], traded[i], invalid[i] = worth[i], moved[i], wrong
 
 # %% ../../nbs/trading/13_engine.ipynb #74421eba
@@ -240,7 +242,7 @@ def _want_row(
 ) -> None:
     "Sides and quantities as signed numbers of shares; none for runs that have come to their end."
     for i in range(len(wanted)):
-        size = quantity[i] if quantity[i] > 0.0 else 0.0
+        size = quantity[i] if quantity[i] > 0 else 0
         wanted[i] = size * ((side[i] & 1) - (side[i] >> 1)) * live[i] + 0.0
 
 
@@ -327,6 +329,7 @@ def compiled() -> Callable[..., None] | None: # `_play_columns`; None without nu
     try: import numba
     except ImportError: return None
     names = {name: value for function in PLAIN_FUNCTIONS for name, value in function.__globals__.items()}
+    names['make_terms'] = numba.njit(lambda parts: parts, inline='always') # a plain tuple does here
     functions = [FunctionType(function.__code__, names, function.__name__) for function in PLAIN_FUNCTIONS]
     source = repr([(code.co_code, code.co_consts, [(name, names[name]) for name in code.co_names if isinstance(
         names.get(name), (int, float))]) for code in (function.__code__ for function in functions)])
@@ -380,7 +383,8 @@ class Runs:
         quantities: np.ndarray, # (rows, runs) whole shares
     ) -> Played: # arrays (rows, runs); no reward after the end of a path
         "Take the next orders of every run."
-        sides, quantities = np.ascontiguousarray(sides, np.int8), np.ascontiguousarray(quantities, np.float64)
+        sides, quantities = np.ascontiguousarray(sides, np.int8), np.ascontiguousarray(quantities)
+        if quantities.dtype not in (np.int32, np.int64): quantities = quantities.astype(np.float64, copy=False)
         outcome = Played(*(np.empty(sides.shape) for _ in range(3)), np.empty(sides.shape, bool))
         loaded = compiled.cache_info().currsize or PLAIN_STEPS['played'] + sides.size >= WORTH_COMPILING
         loop = compiled() if loaded else None
