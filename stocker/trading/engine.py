@@ -435,8 +435,7 @@ def beginnings(
     place: np.ndarray, # (runs,) the path of each run
 ) -> Start: # arrays (runs,)
     "Runs that have all their cash and no shares."
-    cash = path.columns['starting_cash'][place]
-    none = np.zeros(len(place))
+    cash, none = path.columns['starting_cash'][place], np.zeros(len(place))
     return Start(place, none, cash, none, cash, none)
 
 
@@ -463,8 +462,7 @@ def _check_orders(
     if not np.issubdtype(sides.dtype, np.integer) or not np.issubdtype(quantities.dtype, np.number):
         raise StockerError('sides and quantities have to be whole numbers: side codes 0, 1, 2 and numbers of shares')
     if sides.shape != quantities.shape or sides.ndim != 2 or len(sides) != steps:
-        raise StockerError(f'sides {sides.shape} and quantities {quantities.shape}: '
-                           f'both need the shape ({steps}, runs)')
+        raise StockerError(f'sides {sides.shape} and quantities {quantities.shape}: both need the shape ({steps}, runs)')
     if sides.size and not (0 <= sides.min() and sides.max() <= 2): raise StockerError('a side code is not 0, 1 or 2')
 
 
