@@ -37,7 +37,7 @@ FRONT_DOOR: dict[str, tuple[str, str]] = { # name -> the module that holds it, a
     'train': ('training.grpo', 'Train a moderator with GRPO.'),
     'judge': ('training.results', 'A trained moderator beside its rivals on episodes it has not seen.'),
     'write_report': ('pages.report', 'One HTML page about a run: every decision, its votes, facts and reward.'),
-    'audit': ('trust.audit', 'Try to catch this project at looking ahead, at money from nowhere, or letting something in.'),
+    'audit': ('trust.audit', 'Try to catch this project at looking ahead, inventing money, or letting something in.'),
 }
 
 # %% ../nbs/93_front_door.ipynb #e0c27d3f

@@ -462,7 +462,7 @@ def _check_orders(
     if not np.issubdtype(sides.dtype, np.integer) or not np.issubdtype(quantities.dtype, np.number):
         raise StockerError('sides and quantities have to be whole numbers: side codes 0, 1, 2 and numbers of shares')
     if sides.shape != quantities.shape or sides.ndim != 2 or len(sides) != steps:
-        raise StockerError(f'sides {sides.shape} and quantities {quantities.shape}: both need the shape ({steps}, runs)')
+        raise StockerError(f'sides {sides.shape}, quantities {quantities.shape}: both need the shape ({steps}, runs)')
     if sides.size and not (0 <= sides.min() and sides.max() <= 2): raise StockerError('a side code is not 0, 1 or 2')
 
 
