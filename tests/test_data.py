@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stocker.market.core import DataError, StockerError
+from stocker.market.core import DataError, StockerError, sha256_of
 from stocker.market.data import (
     ADJUSTMENT, KNOWN_GAPS, PRICE_COLUMNS, FolderSource, RateLimited, YahooSource, check_prices, drop_unfinished,
-    fetch_all, load_prices, load_table, nyse_sessions, nyse_years, price_problems, read_table, sha256_of, tidy_prices,
+    fetch_all, load_prices, load_table, nyse_sessions, nyse_years, price_problems, read_table, tidy_prices,
     write_table, yahoo_download, yahoo_symbol)
 
 HEADER = 'date,open,high,low,close,adj_close,volume\n'

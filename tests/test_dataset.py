@@ -12,9 +12,9 @@ import pytest
 
 from stocker.trading import dataset
 from stocker.market.charts import write_charts
-from stocker.market.core import DataError, StockerError, canonical_json, data_path
+from stocker.market.core import DataError, StockerError, canonical_json, data_path, sha256_of
 from stocker.market.data import (
-    PRICE_COLUMNS, FolderSource, RateLimited, fetch_all, load_prices, read_table, sha256_of, write_table)
+    PRICE_COLUMNS, FolderSource, RateLimited, fetch_all, load_prices, read_table, write_table)
 from stocker.market.facts import import_forum
 from stocker.trading.dataset import (
     FACT_FILES, FIRST_DAYS, TABLES, build_dataset, check_dataset, dataset_files, dataset_symbols, fetch_prices,

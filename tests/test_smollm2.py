@@ -12,9 +12,9 @@ import pytest
 
 from stocker.llm import smollm2
 from stocker.llm.answers import VOTE_SCHEMA
-from stocker.llm.models import file_sha256, load_client, render
+from stocker.llm.models import load_client, render
 from stocker.llm.prompts import language_specialists
-from stocker.market.core import package_path
+from stocker.market.core import package_path, sha256_of
 from stocker.market.episodes import load_task
 
 pytest.importorskip('transformers')
@@ -37,7 +37,7 @@ def package(tmp_path, monkeypatch):
     "A file that counts as the one in the package, and what is read from it."
     file = tmp_path/'model.gguf'
     file.write_text('packed')
-    monkeypatch.setattr(smollm2, 'SMOLLM2_SHA256', file_sha256(file))
+    monkeypatch.setattr(smollm2, 'SMOLLM2_SHA256', sha256_of(file))
     read = SimpleNamespace(file=file, folder=tmp_path/'cache'/'small',
                            parts=[Part('model.safetensors'), Part('tokenizer.json')])
     monkeypatch.setattr(smollm2, 'read_gguf', lambda path: read.parts)
@@ -152,7 +152,7 @@ def recorded():
 
 
 def test_the_weights_are_those_of_the_first_conversion(real):
-    assert file_sha256(real/'model.safetensors') == 'd8d8571b3af99053c8ad455ce009d8479eec5da515f80a417c075d0a7f317904'
+    assert sha256_of(real/'model.safetensors') == 'd8d8571b3af99053c8ad455ce009d8479eec5da515f80a417c075d0a7f317904'
 
 
 def test_every_recorded_question_is_as_many_tokens_as_it_was(small, recorded):

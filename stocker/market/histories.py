@@ -24,11 +24,11 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from .core import (
-    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_stamp, file_stem, write_atomically)
-from stocker.market.data import (
-    ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables, read_price_file,
-    sha256_of)
+from stocker.market.core import (
+    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_stamp, file_stem, sha256_of,
+    write_atomically)
+from .data import (
+    ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables, read_price_file)
 from .episodes import (
     NEW_YORK, TASKS, WARM_UP_SESSIONS, Episode, Facts, Timeline, feature_table, iso_day, load_facts, load_task, moment,
     relations_of, session_closes)

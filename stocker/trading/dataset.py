@@ -23,9 +23,9 @@ import pandas as pd
 from tqdm import tqdm
 
 from ..market.charts import CHART_SIZE, write_charts
-from ..market.core import DataError, Timing, canonical_json, data_path
+from ..market.core import DataError, Timing, canonical_json, data_path, sha256_of
 from ..market.data import (
-    PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_table, sha256_of, write_table)
+    PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_table, write_table)
 from ..market.facts import read_forum, read_headlines, read_macro, read_quarterly_eps, trailing_earnings
 from stocker.market.episodes import (
     COMMODITIES, MARKET, PEERS, TASKS, Episode, chart_jobs, chart_path, iso_day, load_task, session_closes,

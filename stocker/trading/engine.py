@@ -147,7 +147,8 @@ class Run:
         self._numbers = (*numbers, len(self._days), weights.w_performance, weights.w_inflation)
         cash = self.starting_cash
         _, self.step, self.cash, self.shares, self.peak, self.max_drawdown = start or (0, 0, cash, 0.0, cash, 0.0)
-        self.value, self.over = cash, self.step >= len(self._days)
+        self.value = self.cash + self.shares * self.known[min(self.step, len(self._days))]
+        self.over = self.step >= len(self._days)
 
     @classmethod
     def on(
@@ -388,7 +389,8 @@ class Runs:
         outcome = Played(*(np.empty(sides.shape) for _ in range(3)), np.empty(sides.shape, bool))
         loaded = compiled.cache_info().currsize or PLAIN_STEPS['played'] + sides.size >= WORTH_COMPILING
         loop = compiled() if loaded else None
-        (self._trade_plainly if loop is None else self._trade_compiled)(loop, sides, quantities, outcome)
+        if loop: self._trade_compiled(loop, sides, quantities, outcome)
+        else: self._trade_plainly(sides, quantities, outcome)
         self.step = self.step + len(sides)
         return outcome
 
@@ -413,13 +415,10 @@ class Runs:
         columns = [*self.settings.tolist(), np.broadcast_to(self.weights.annual_inflation, self.place.shape).tolist()]
         kept = lru_cache(maxsize=None)(lambda performance, inflation, penalty, rate: RewardWeights(
             performance, inflation, rate, invalid_penalty=penalty))
-        runs = [Run(paths[place], kept(*setting), Start(place, step, *state)) for place, step, state, setting in zip(
+        return [Run(paths[place], kept(*setting), Start(place, step, *state)) for place, step, state, setting in zip(
             self.place.tolist(), self.step.tolist(), self.state.T.tolist(), zip(*columns))]
-        for run in runs: # what it was worth at the last mark
-            run.value = run.cash + run.shares * float(run.path.marks[min(run.step, len(run.known) - 1) - 1])
-        return runs
 
-    def _trade_plainly(self, loop: None, sides: np.ndarray, quantities: np.ndarray, outcome: Played) -> None:
+    def _trade_plainly(self, sides: np.ndarray, quantities: np.ndarray, outcome: Played) -> None:
         "One run after the other, one step at a time."
         PLAIN_STEPS['played'] += sides.size
         for j, (run, *orders) in enumerate(zip(self._plain, sides.T.tolist(), quantities.T.tolist())):

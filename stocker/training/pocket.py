@@ -8,7 +8,6 @@ __all__ = ['SILENT', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'MessagesOf', 'ANSWER
            'fit_demonstrations', 'full_answer', 'Student', 'load_pocket', 'save_pocket']
 
 # %% ../../nbs/training/52_pocket.ipynb #abd174f0
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..market.core import (
-    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, need, package_path)
+from stocker.market.core import (
+    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, need, package_path,
+    sha256_of)
 from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
@@ -319,4 +319,4 @@ def save_pocket(
     "Write a pocket model: weights as safetensors, configuration, tokenizer."
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return hashlib.sha256((Path(folder)/'model.safetensors').read_bytes()).hexdigest()
+    return sha256_of(Path(folder)/'model.safetensors')

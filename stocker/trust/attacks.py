@@ -25,7 +25,7 @@ from ..llm.prompts import LanguageSpecialist, fenced
 from ..market.core import (
     ROLES, Decision, ForumPost, Headline, MacroEvent, MarketObservation, StockerError, Timing, TradeAction, Vote,
     file_stem, package_path)
-from ..market.data import sha256_of
+from ..market.core import sha256_of
 from ..market.episodes import TASKS, Episode, Facts, Timeline, load_task
 from ..trading.env import StockerEnv
 from .books import odd_episode

@@ -8,7 +8,6 @@ __all__ = ['SHAPES', 'TRACE_PROGRAM', 'check_fills', 'odd_episode', 'run_faults'
            'check_training']
 
 # %% ../../nbs/trust/83_books.ipynb #83_books-2
-import hashlib
 import os
 import subprocess
 import sys
@@ -25,8 +24,7 @@ import numpy as np
 
 from ..council.council import Council, play, read_trace, rule_council, write_trace
 from ..council.specialists import Specialist
-from ..market.core import SIDES, Decision, Timing, TradeAction, canonical_json
-from ..market.data import sha256_of
+from ..market.core import SIDES, Decision, Timing, TradeAction, canonical_json, sha256_of
 from ..market.episodes import WARM_UP_SESSIONS, Episode, Market
 from ..studies.tuning import replay
 from ..studies.worlds import martingale_prices, planted_world, world_sessions
@@ -247,7 +245,7 @@ def trace_digest(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'trace.jsonl')
         write_trace(play(StockerEnv('task_easy'), council or rule_council()), path)
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sha256_of(path)
 
 
 def check_processes(
