@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS_A_YEAR', 'StockerError', 'DataError', 'Side', 'Frozen',
            'TradeAction', 'Vote', 'Abstention', 'Decision', 'CouncilDecision', 'Timing', 'as_timing', 'Bar', 'Headline',
-           'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp', 'sha256_of', 'package_path',
-           'data_path', 'cache_folder', 'file_stem', 'need', 'secret']
+           'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Conditions',
+           'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp',
+           'sha256_of', 'package_path', 'data_path', 'cache_folder', 'file_stem', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -245,6 +245,24 @@ class MarketObservation:
 
 # %% ../../nbs/market/01_core.ipynb #9aee1943
 @dataclass(frozen=True)
+class Conditions:
+    "What kind of market it is, as it was known at a decision; None where nothing is known."
+
+    volatility: float | None # of the last 60 sessions, a year, as a fraction
+    usual_volatility: float | None # the median of that over the last year
+    above_average: float | None # last close over the mean of 200 sessions, less 1
+    market_above_average: float | None # the same of the market
+    days_since_earnings: int | None # calendar days since the last release
+    fall: float # from the highest close of the last year, as a fraction
+
+    @property
+    def stormy(self) -> bool | None: # None where it is not known
+        "Whether prices swing more widely than usual."
+        if self.volatility is None or self.usual_volatility is None: return None
+        return self.volatility > self.usual_volatility
+
+
+@dataclass(frozen=True)
 class Portfolio:
     "Where a run stands when the moderator is asked."
 
@@ -256,6 +274,7 @@ class Portfolio:
     starting_cash: float # USD at the start of the episode
     transaction_cost: float # fee as a fraction of what is traded
     max_drawdown: float # worst fall from a peak so far, as a fraction
+    conditions: Conditions | None = None # what kind of market it is; None where nobody says
 
     @property
     def value(self) -> float:
