@@ -27,7 +27,7 @@ from ..council.council import Moderator, VotedEpisode, collect_votes, vote_mean,
 from ..council.specialists import RULE_ANALYSTS
 from ..llm.prompts import NO_TRADE
 from ..studies.rules import balanced_weights, easy_first
-from ..studies.worlds import placebo_world, planted_world, silence
+from ..studies.worlds import GRADES, graded_world, placebo_world, planted_world, roles_apart, silence
 
 # %% ../../nbs/training/51_questions.ipynb #872591c0
 NUMBERS: tuple[int, ...] = (0, *(2**power for power in range(21))) # shares
@@ -214,6 +214,24 @@ class EpisodeSet:
         order = rng.permutation(len(drawn)).tolist()
         return [drawn[order[i % len(order)]] for i in range(count)]
 
+    def even_starts(
+        self,
+        exposures: Sequence[float], # fractions of the portfolio that are owned, each equally often
+        count: int, # states wanted
+        rng: np.random.Generator,
+        chances: np.ndarray | None = None, # (episodes,) relative chance of each; None: all alike
+    ) -> list[Start]: # (count,)
+        "States of every decision and every exposure alike, with a history that was made up."
+        steps = np.array([len(path.fills) for path in self.paths])
+        likely = (steps if chances is None else steps * chances).astype(float)
+        starts = []
+        for place in rng.choice(len(steps), count, p=likely / likely.sum()).tolist():
+            path, step = self.paths[place], int(rng.integers(steps[place]))
+            value, price = float(path.starting_cash) * float(rng.uniform(0.8, 1.25)), path.known[step]
+            shares, fall = float(int(exposures[rng.integers(len(exposures))] * value / price)), float(rng.exponential(0.05))
+            starts.append(Start(place, step, value - shares * price, shares, value / (1 - min(0.5, fall)), min(0.5, fall)))
+        return starts
+
     def keep_decisions(
         self,
         decide_batch: DecideBatch, # who decides
@@ -283,11 +301,16 @@ class Splits:
 
 # %% ../../nbs/training/51_questions.ipynb #fa90e91a
 def control_splits(
-    name: str, # 'planted' or 'placebo'
-    seed: int, # of the worlds and of the role that stands apart
+    name: str, # 'planted', 'placebo', or one of GRADES
+    seed: int, # of the worlds and of the roles that stand apart
     timing: str, # 'close' or 'next_open'
 ) -> Splits:
-    "Three worlds of one kind with the same role apart; of a planted one also its test with that role silenced."
+    "Three worlds of one kind with the same roles apart; of a planted one also its test with that role silenced."
+    if name in GRADES:
+        roles = roles_apart(GRADES[name], seed)
+        return Splits(*(graded_world(name, 1000 * place + seed, episodes, timing, roles).episodes
+                        for place, episodes in enumerate((128, 32))),
+                      {f'{name}, unseen': graded_world(name, 2000 + seed, 64, timing, roles).episodes})
     make, role = {'planted': planted_world, 'placebo': placebo_world}[name], ROLES[seed % len(ROLES)]
     options = {'informed' if name == 'planted' else 'apart': role, 'timing': timing}
     training, validation, test = (make(1000 * place + seed, episodes, **options)
@@ -328,14 +351,14 @@ def corpus_splits(
 
 # %% ../../nbs/training/51_questions.ipynb #5c9a6e26
 def load_splits(
-    name: str, # 'planted', 'placebo' or 'corpus'
+    name: str, # 'planted', 'placebo', 'corpus', or a world of the ladder
     seed: int = 0, # of a control world
     timing: str = 'close', # 'close' or 'next_open'
 ) -> Splits:
     "Episodes by name."
-    if name in ('planted', 'placebo'): return control_splits(name, seed, timing)
+    if name in ('planted', 'placebo', *GRADES): return control_splits(name, seed, timing)
     if name == 'corpus': return corpus_splits(timing)
-    raise StockerError(f"unknown episodes {name!r}: choose one of planted, placebo, corpus")
+    raise StockerError(f"unknown episodes {name!r}: choose one of planted, placebo, corpus, {', '.join(GRADES)}")
 
 # %% ../../nbs/training/51_questions.ipynb #12da4961
 def data_record(
