@@ -222,10 +222,47 @@ def test_a_curriculum_asks_about_its_episodes_only(world):
         seen.append(progress)
         return np.array([0, 0, 2.0, 0, 1.0, 0])
     student = load_pocket()
-    questions = Questions(EpisodeSet(world), student, TrainingSettings('here', prompts=24, policy_episodes=1))
+    questions = Questions(EpisodeSet(world), student, TrainingSettings('here', prompts=32, policy_episodes=1))
     questions.chances = chances
     questions.fill(1, student.moderator()) # the second of three rounds
     assert {row['place'] for row in questions.rows} == {2, 4} and seen == [0.5]
+
+
+def test_a_run_taken_up_within_a_round_asks_the_rest_of_that_round(world, tmp_path, monkeypatch):
+    "Four steps a round, a checkpoint after step 6, and the whole of it lost from there on."
+    import shutil
+    filled, fill = [], Questions.fill
+    monkeypatch.setattr(Questions, 'fill', lambda self, number, moderator: filled.append(number) or fill(
+        self, number, moderator))
+    asked = {'rounds': 3, 'prompts': 16, 'seed': 1, 'policy_episodes': 1, 'trainer': {**SMALL, 'save_strategy': 'steps', 'save_steps': 3}}
+    whole = train_quietly(world[:4], world[4:], tmp_path/'whole', **asked)
+    assert filled == [0, 1, 2] and list(whole.record['scores']) == [4, 8, 12]
+    seen = []
+    monkeypatch.setattr('stocker.training.grpo.curriculum', lambda *_: lambda progress: seen.append(progress))
+    for step in (6, 4): # in the middle of the second round, and at its beginning
+        out = tmp_path/f'from_{step}'
+        for name in (f'checkpoint-{step}', 'checkpoint-4'): shutil.copytree(
+            tmp_path/'whole'/'checkpoints'/name, out/'checkpoints'/name, dirs_exist_ok=True)
+        shutil.copy(tmp_path/'whole'/'checkpoints'/SCORES, out/'checkpoints'/SCORES)
+        filled.clear(), seen.clear()
+        again = train_quietly(world[:4], world[4:], out, resume=True, **asked)
+        assert list(zip(filled, seen, strict=True)) == [(1, 0.5), (2, 1.0)]
+        assert again.record['scores'] == whole.record['scores']
+
+
+def test_a_run_is_not_taken_up_with_rounds_of_another_length(world, trained, tmp_path):
+    import shutil
+    shutil.copytree(trained.folder/'checkpoints', tmp_path/'checkpoints')
+    for changed in ({'prompts': 16}, {'trainer': {**SMALL, 'per_device_train_batch_size': 8}}):
+        with pytest.raises(StockerError, match='step 4 was 2 rounds into its run, and rounds of 4 steps make that 1'):
+            train_quietly(world[:4], world[4:], tmp_path, seed=1, rounds=3, resume=True, **changed)
+
+
+def test_a_curriculum_ends_with_the_last_step(world, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr('stocker.training.grpo.curriculum', lambda *_: lambda progress: seen.append(progress))
+    one = train_quietly(world[:4], world[4:], tmp_path, policy_episodes=1, trainer={**SMALL, 'max_steps': 12})
+    assert one.record['steps'] == 12 and seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
 
 
 KILLED = '''
