@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..market.core import Decision, Portfolio, StockerError, Votes, need, write_atomically, write_json
-from ..llm.models import adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client
+from ..llm.models import (
+    adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
 from ..llm.prompts import QUESTION_FORM, trade_messages
 from ..llm.smollm2 import smollm2_client
 from .pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
@@ -73,7 +74,7 @@ def lora_settings(
                       target_modules=language_layers(model))
 
 # %% ../../nbs/training/54_adapters.ipynb #553061ab
-OLDEST_TORCHAO = (0, 16)
+OLDEST_TORCHAO = '0.16'
 
 
 def check_packages() -> None:
@@ -81,9 +82,11 @@ def check_packages() -> None:
     for package in ('torch', 'transformers', 'trl', 'peft', 'datasets'): need(package, 'train')
     try: version = importlib.metadata.version('torchao')
     except importlib.metadata.PackageNotFoundError: return
-    if tuple(int(part) for part in version.split('+')[0].split('.')[:2]) < OLDEST_TORCHAO:
-        remedy = "pip install --upgrade 'torchao>=0.16', then restart"
-        raise StockerError(f'torchao {version} is too old for PEFT: {remedy}')
+    from packaging.version import InvalidVersion, Version
+    remedy = f"pip install --upgrade 'torchao>={OLDEST_TORCHAO}', then restart"
+    try: old = Version(str(version)) < Version(OLDEST_TORCHAO) # so is '0.16rc1', which came before it
+    except InvalidVersion: raise StockerError(f'torchao is damaged, its version is {version!r}: {remedy}') from None
+    if old: raise StockerError(f'torchao {version} is too old for PEFT: {remedy}')
 
 # %% ../../nbs/training/54_adapters.ipynb #c29753de
 def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
@@ -327,7 +330,7 @@ def save_trained(
     "Write an adapter with its card, and the name of its model instead of a path on this machine."
     folder = Path(folder)
     model.save_pretrained(folder, save_embedding_layers=False)
-    settings = json.loads((folder/'adapter_config.json').read_text())
+    settings = read_object(folder/'adapter_config.json')
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
     write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
@@ -340,8 +343,9 @@ def trained_moderator(
     names = {name: Path(folder)/name for name in ('adapter_config.json', QUESTION_FORM)}
     for name, file in names.items():
         if not file.is_file(): raise StockerError(f'{folder}: there is no trained moderator here ({name} is missing)')
-    settings, form = (json.loads(file.read_text(encoding='utf-8')) for file in names.values())
-    student = load_student(settings['base_model_name_or_path'], brief=form['messages'] == 'brief_messages')
+    settings = read_object(names['adapter_config.json'], 'base_model_name_or_path')
+    form = read_object(names[QUESTION_FORM], 'messages')['messages']
+    student = load_student(settings['base_model_name_or_path'], brief=form == 'brief_messages')
     return student.moderator(load_adapter(student.model, folder, 'default').eval())
 
 # %% ../../nbs/training/54_adapters.ipynb #7028db6e

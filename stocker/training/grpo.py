@@ -28,7 +28,7 @@ from ..trading.engine import Start
 from ..trading.reward import RewardWeights
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import text_tokenizer
+from ..llm.models import read_object, text_tokenizer
 from ..llm.prompts import decision_in
 from .adapters import (
     ADAPTER, check_forward, check_number, check_packages, check_trainer, load_student, load_weights, lora_settings,
@@ -151,7 +151,7 @@ class Questions:
     ) -> list[dict[str, Any]]: # prompt and the fields of the state
         "A question for each state, with the state beside it; a prompt over the limit is a `StockerError`."
         student, carried = self.student, self.settings.credit == 'episode'
-        prompts = [list(student.messages(*question)) for question in self.episodes.questions(starts)]
+        prompts = [list(student.asked(*question)) for question in self.episodes.questions(starts)]
         lengths = [len(numbers) for numbers in tokenized(student.tokenizer, prompts)['input_ids']]
         if (longest := max(lengths)) > student.longest_prompt:
             at = starts[lengths.index(longest)]
@@ -312,7 +312,7 @@ def make_trainer(
         trainer = GRPOTrainer(
             model=student.model, reward_funcs=reward, args=config, train_dataset=questions.dataset(),
             processing_class=text_tokenizer(student.tokenizer), peft_config=lora_settings(student.model, settings.rank),
-            rollout_func=EpisodeRollout(reward, student.messages) if settings.credit == 'episode' else None)
+            rollout_func=EpisodeRollout(reward, student.asked) if settings.credit == 'episode' else None)
     trainer.remove_callback(PrinterCallback)
     in_32_bits(trainer.model)
     return trainer
@@ -326,7 +326,7 @@ def demonstration_rows(
 ) -> list[dict[str, list[dict[str, str]]]]: # prompt and completion, each a conversation
     "Questions that rules and chance get into, each with the answer of the vote mean."
     starts = episodes.mixed_starts(None, count, np.random.default_rng([seed, count]))
-    return [{'prompt': list(student.messages(*question)),
+    return [{'prompt': list(student.asked(*question)),
              'completion': [{'role': 'assistant', 'content': student.say(vote_mean(*question))}]}
             for question in episodes.questions(starts)]
 
@@ -409,7 +409,7 @@ def check_resumed(
 ) -> None:
     "A checkpoint whose rounds were longer or shorter is a `StockerError`: its step would lie in another round."
     if checkpoint is None: return
-    state = json.loads((checkpoint/'trainer_state.json').read_text(encoding='utf-8'))
+    state = read_object(checkpoint/'trainer_state.json')
     step, passed = state.get('global_step') or 0, state.get('epoch') or 0.0
     if abs(passed * steps - step) > 0.5:
         raise StockerError(
@@ -422,7 +422,7 @@ def earlier_scores(
 ) -> dict[int, float]: # by step
     "The validation scores up to a checkpoint."
     if checkpoint is None or not (file := checkpoint.parent/SCORES).is_file(): return {}
-    known = {int(step): score for step, score in json.loads(file.read_text()).items()}
+    known = {int(step): score for step, score in read_object(file).items()}
     return {step: score for step, score in known.items() if step <= int(checkpoint.name.split('-')[1])}
 
 
