@@ -9,9 +9,13 @@ from stocker.studies.worlds import planted_world
 torch = pytest.importorskip('torch')
 for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
 
-from stocker.training.adapters import check_forward, check_packages, lora_settings, precision
-from stocker.training.pocket import load_pocket
+from peft import get_peft_model
+
+from stocker.training.adapters import (
+    check_forward, check_packages, load_weights, lora_settings, precision, save_trained, trained_moderator)
+from stocker.training.pocket import load_pocket, save_pocket
 from stocker.training.questions import EpisodeSet
+from stocker.training.results import compile_results
 
 torch.set_num_threads(1)
 
@@ -20,6 +24,50 @@ torch.set_num_threads(1)
 def test_a_new_torchao_is_welcome(monkeypatch, version):
     monkeypatch.setattr('importlib.metadata.version', lambda name: version)
     check_packages()
+
+
+@pytest.mark.parametrize('version', ['0.16rc1', '0.16.0.dev20260101+git', '0.15.1.post2', '0.9'])
+def test_what_came_before_the_oldest_torchao_is_too_old(monkeypatch, version):
+    monkeypatch.setattr('importlib.metadata.version', lambda name: version)
+    with pytest.raises(StockerError, match=re.escape(f'torchao {version} is too old for PEFT')): check_packages()
+
+
+@pytest.mark.parametrize('version', ['', 'unknown', None, '0.16 or so'])
+def test_a_version_that_is_none_is_told(monkeypatch, version):
+    monkeypatch.setattr('importlib.metadata.version', lambda name: version)
+    with pytest.raises(StockerError, match='torchao is damaged, its version is'): check_packages()
+
+
+@pytest.mark.parametrize('name,content', [
+    ('adapter_model.safetensors', None), ('adapter_config.json', '{"r": 16, "target_mod'),
+    ('adapter_config.json', '[]'), ('adapter_config.json', '{}'),
+    ('question_form.json', '{"mess'), ('question_form.json', '"brief_messages"')])
+def test_a_trained_moderator_with_a_damaged_file_names_it(tmp_path, name, content):
+    student = load_pocket()
+    save_trained(get_peft_model(student.model, lora_settings(student.model, rank=2)), student, tmp_path, '# An example')
+    if content is None: (tmp_path/name).write_bytes((tmp_path/name).read_bytes()[:1000])
+    else: (tmp_path/name).write_text(content)
+    with pytest.raises(StockerError, match=f'{name}: this file is damaged') as told: trained_moderator(tmp_path)
+    assert '\n' not in str(told.value)
+    if content is None:
+        with pytest.raises(StockerError, match=f'{name}: this file is damaged'):
+            load_weights(get_peft_model(load_pocket().model, lora_settings(load_pocket().model, rank=2)), tmp_path)
+
+
+def test_a_pocket_model_with_damaged_weights_is_told(tmp_path):
+    student = load_pocket()
+    save_pocket(student.model, student.tokenizer, tmp_path)
+    weights = tmp_path/'model.safetensors'
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(StockerError, match='this file is damaged'): load_pocket(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['run.json', 'evaluation.json'])
+def test_a_damaged_record_of_a_run_names_its_file(tmp_path, name):
+    folder = tmp_path/'pocket_1'
+    folder.mkdir()
+    for file in ('run.json', 'evaluation.json'): (folder/file).write_text('{"seed": 1}' if file != name else '{"se')
+    with pytest.raises(StockerError, match=f'{name}: this file is damaged'): compile_results(tmp_path)
 
 
 @pytest.mark.parametrize('supported,capability,expected', [

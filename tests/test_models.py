@@ -420,3 +420,41 @@ def test_an_adapter_that_does_not_fit_says_so(adapter, tmp_path, change, message
 def test_a_name_is_given_once(adapted, adapter):
     for name in ('moderator', 'base'):
         with pytest.raises(StockerError, match='choose another name'): adapted.load_adapter(adapter[0], name)
+
+
+def broken(folder, kept, tmp_path, name, content):
+    "A copy of a folder in which one file was changed."
+    for file in kept: (tmp_path/file).write_bytes((folder/file).read_bytes())
+    before = (tmp_path/name).read_bytes()
+    (tmp_path/name).write_bytes(content(before) if callable(content) else content)
+    return tmp_path
+
+
+HALF, DOUBLED = lambda content: content[:len(content) // 2], lambda content: content * 2
+
+
+@pytest.mark.parametrize(('name', 'content'), [
+    ('adapter_model.safetensors', HALF), ('adapter_model.safetensors', b''), ('adapter_model.safetensors', DOUBLED),
+    ('adapter_config.json', HALF), ('adapter_config.json', b''), ('adapter_config.json', b'[1]'),
+    ('adapter_config.json', b'7'), ('adapter_config.json', b'\xff\xfe{}'), ('adapter_config.json', b'[' * 100_000),
+    ('adapter_config.json', b'{"r": 4}'), ('adapter_config.json', b'{"peft_type": "NOSUCH"}'),
+    ('adapter_config.json', b'{"peft_type": "LORA", "r": "four", "target_modules": ["q_proj"]}')])
+def test_a_damaged_adapter_names_its_file(adapter, tmp_path, name, content):
+    place = broken(adapter[0], ('adapter_model.safetensors', 'adapter_config.json'), tmp_path, name, content)
+    network = tiny_gemma()[0]
+    with pytest.raises(StockerError, match=f'{name}: this file is damaged') as told:
+        models.load_adapter(network, place)
+    assert '\n' not in str(told.value) and not any('lora' in name for name, _ in network.named_modules())
+
+
+@pytest.mark.parametrize('content', [HALF, b''])
+def test_a_model_whose_weights_were_cut_cannot_be_loaded(folder, tmp_path, loaded_processor, content):
+    broken(folder, [file.name for file in folder.iterdir()], tmp_path, 'model.safetensors', content)
+    with pytest.raises(StockerError, match='cannot be loaded') as told: models.load_client(tmp_path)
+    assert '\n' not in str(told.value)
+
+
+def test_a_damaged_note_of_origin_names_its_file(tmp_path):
+    (tmp_path/models.ORIGIN_FILE).write_text('{"mod')
+    with pytest.raises(StockerError, match=f'{models.ORIGIN_FILE}: this file is damaged'):
+        models.model_name(tmp_path, None)
