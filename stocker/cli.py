@@ -403,7 +403,7 @@ def setting(
 @app.command()
 def train(
     model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
-    episodes: Annotated[str, typer.Option(help='planted, placebo or corpus')] = 'planted',
+    episodes: Annotated[str, typer.Option(help='planted, placebo, corpus, or a world of the ladder')] = 'planted',
     credit: Annotated[str, typer.Option(help='step, horizon or episode')] = 'horizon',
     horizon: Annotated[int, typer.Option(help='decisions that count under horizon')] = 5,
     seed: Annotated[int, typer.Option(help='of everything that is drawn')] = 0,
@@ -419,6 +419,8 @@ def train(
     timing: TimingOption = 'close',
     transaction_cost: Annotated[float | None, typer.Option(
         min=0, help='fee as a fraction of what is traded [as the reward has it]')] = None,
+    answers: Annotated[str, typer.Option(help='drawn, or listed and valued exactly: sides or exposures')] = 'drawn',
+    objective: Annotated[str, typer.Option(help='environment, wealth or budget')] = 'environment',
     out: Annotated[Path | None, typer.Option(help='folder of the run [training/runs/grpo_<time>]')] = None,
     resume: Annotated[bool, typer.Option(help='go on from the last checkpoint')] = False,
 ) -> None:
@@ -436,7 +438,7 @@ def train(
     weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
     settings = TrainingSettings( # before anything is loaded
         out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
-        resume=resume, trainer=dict(map(setting, set_ or [])))
+        resume=resume, trainer=dict(map(setting, set_ or [])), answers=answers, objective=objective)
     splits = load_splits(episodes, seed, timing)
     if few: splits = splits.fewer(few)
     trained = train_moderator(splits, settings)

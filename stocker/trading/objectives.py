@@ -48,7 +48,8 @@ def session_worths(
     columns, rows = path.columns, len(played.values)
     place, step = np.asarray(start.place, np.int64), np.asarray(start.step, np.int64)
     at = np.minimum(step + np.arange(rows)[:, None], columns['steps'][place] - 1) # (rows, runs)
-    fills, marks, closes = columns['fills'][at, place], columns['marks'][at, place], path.closes.reshape(len(path.closes), -1)[at[0], place]
+    fills, marks = columns['fills'][at, place], columns['marks'][at, place]
+    closes = path.closes.reshape(len(path.closes), -1)[at[0], place]
     shares = start.shares + np.cumsum(played.traded, axis=0)
     before = np.vstack([(start.cash + start.shares * closes)[None], played.values[:-1]])
     entered = np.vstack([(start.shares * closes)[None], (shares * marks)[:-1]]) / before

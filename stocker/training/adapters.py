@@ -16,6 +16,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,8 @@ from ..llm.models import (
     adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
 from ..llm.prompts import QUESTION_FORM, trade_messages
 from ..llm.smollm2 import smollm2_client
-from .pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
+from .pocket import (
+    MENUS, ModelModerator, Student, load_pocket, pocket_exposures, pocket_messages, pocket_sides, tokenized)
 from .questions import Question, data_words
 
 if TYPE_CHECKING:
@@ -56,9 +58,12 @@ def brief_answer(
 def load_student(
     name: str, # 'pocket', 'smollm2', or a chat model: a name on the hub, or a folder
     brief: bool = False, # ask chat models with `brief_messages`, for an answer without a reason
+    menu: str | None = None, # what it chooses from: one of MENUS; None: it says what it likes
 ) -> Student:
-    "A model that can be trained."
-    if name == 'pocket': return load_pocket()
+    "A model that can be trained; a menu that it was never asked for in words is a `StockerError`."
+    if name == 'pocket': return {None: load_pocket, 'exposures': pocket_exposures}.get(menu, pocket_sides)()
+    if menu == 'exposures': raise StockerError(f'{name} is asked for sides and not for exposures: use sides')
+    if menu: return replace(load_student(name, brief=True), menu=MENUS[menu])
     client = smollm2_client() if name == 'smollm2' else load_client(name)
     if brief: return Student(name, client.network, client.processor, brief_messages, 24, 256, brief_answer)
     return Student(name, client.network, client.processor, trade_messages, 96, 1024)
@@ -332,7 +337,8 @@ def save_trained(
     model.save_pretrained(folder, save_embedding_layers=False)
     settings = read_object(folder/'adapter_config.json')
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
-    write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__})
+    menu = next((name for name, menu in MENUS.items() if menu == student.menu), None)
+    write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__, **({'menu': menu} if menu else {})})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
 
 
@@ -344,8 +350,9 @@ def trained_moderator(
     for name, file in names.items():
         if not file.is_file(): raise StockerError(f'{folder}: there is no trained moderator here ({name} is missing)')
     settings = read_object(names['adapter_config.json'], 'base_model_name_or_path')
-    form = read_object(names[QUESTION_FORM], 'messages')['messages']
-    student = load_student(settings['base_model_name_or_path'], brief=form == 'brief_messages')
+    form = read_object(names[QUESTION_FORM], 'messages')
+    brief, menu = form['messages'] == 'brief_messages', form.get('menu')
+    student = load_student(settings['base_model_name_or_path'], brief, menu)
     return student.moderator(load_adapter(student.model, folder, 'default').eval())
 
 # %% ../../nbs/training/54_adapters.ipynb #7028db6e

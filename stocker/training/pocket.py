@@ -5,29 +5,30 @@
 # %% auto #0
 __all__ = ['FALLS', 'SILENT', 'UNKNOWN', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'MessagesOf', 'MENUS', 'ANSWER_WORDS',
            'fall_shade', 'state_lines', 'portfolio_lines', 'pocket_messages', 'condition_lines', 'exposure_messages',
-           'pocket_answer', 'first_words', 'vocabulary', 'pocket_tokenizer', 'new_pocket', 'widen', 'tokenized', 'Menu',
-           'menu_numbers', 'menu_scores', 'ModelModerator', 'demonstration', 'fit_demonstrations', 'full_answer',
-           'Student', 'load_pocket', 'save_pocket']
+           'pocket_answer', 'vocabulary', 'wide_vocabulary', 'pocket_tokenizer', 'new_pocket', 'widen', 'tokenized',
+           'Menu', 'menu_numbers', 'menu_inputs', 'menu_scores', 'ModelModerator', 'demonstration',
+           'fit_demonstrations', 'full_answer', 'Student', 'load_pocket', 'pocket_exposures', 'pocket_sides',
+           'save_pocket']
 
 # %% ../../nbs/training/52_pocket.ipynb #abd174f0
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stocker.market.core import (
-    ROLES, Abstention, Conditions, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, need, package_path,
-    sha256_of)
+from ..market.core import (
+    ROLES, Abstention, Conditions, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, need,
+    package_path, sha256_of)
 from ..trading.exposure import EXPOSURES, exposure_action
 from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import evaluating, text_tokenizer
+from ..llm.models import chat_texts, damaged, evaluating, fold_system, text_tokenizer
 from ..llm.prompts import decision_in
 from .questions import NUMBERS, Question, at_least, possible_order, random_question
 
@@ -128,8 +129,8 @@ SPECIAL: tuple[str, ...] = ('<pad>', '<end>', '<start>', '<unknown>', '<user>', 
 PIECES: tuple[str, ...] = ('{"side": "', '", "quantity": ', '}', 'can buy: ', 'can sell: ', '\n')
 
 
-def first_words() -> list[str]: # in the order of their numbers
-    "The words of votes, portfolios and orders: those that the pocket model was trained on first."
+def vocabulary() -> list[str]: # in the order of their numbers
+    "Every word that the pocket model knows."
     lines = [f'{role}: {shade}, {certainty}\n' for role in ROLES for shade in SHADES for certainty in CERTAINTIES]
     lines += [vote_line(role, SILENT) for role in ROLES]
     lines += [f'invested: {tenth}0%\n' if tenth else 'invested: 0%\n' for tenth in range(11)]
@@ -137,13 +138,13 @@ def first_words() -> list[str]: # in the order of their numbers
     return [*SPECIAL, *lines, *PIECES, *(side.value for side in Side), *map(str, NUMBERS)]
 
 
-def vocabulary() -> list[str]: # in the order of their numbers
-    "Every word that the pocket model knows: the first ones, those of market conditions, and those of exposures."
+def wide_vocabulary() -> list[str]: # in the order of their numbers
+    "The words of the pocket model, and those of market conditions and exposures."
     known = {'volatility': ('unknown', 'high', 'low'), 'own average': ('unknown', 'above', 'below'),
              'market average': ('unknown', 'above', 'below'),
              'results': ('unknown', 'this week', 'this month', 'long ago'), 'below its high': FALLS}
     lines = [f'{name}: {word}\n' for name, words in known.items() for word in words]
-    return [*first_words(), *lines, '{"exposure": ', '"}', *(f'{target:.0%}'[:-1] for target in EXPOSURES[1:])]
+    return [*vocabulary(), *lines, '{"exposure": ', '"}', *(f'{target:.0%}'[:-1] for target in EXPOSURES[1:])]
 
 # %% ../../nbs/training/52_pocket.ipynb #a22897ac
 CHAT_TEMPLATE = (
@@ -152,11 +153,13 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<moderator>{% endif %}")
 
 
-def pocket_tokenizer() -> 'PreTrainedTokenizerBase':
+def pocket_tokenizer(
+    words: Sequence[str] | None = None, # in the order of their numbers; None: `vocabulary`
+) -> 'PreTrainedTokenizerBase':
     "The tokenizer of the pocket model, made from its vocabulary."
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    words = vocabulary()
+    words = list(words or vocabulary())
     longest_first = '|'.join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unknown>'))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), behavior='isolated')
@@ -183,7 +186,7 @@ def first_vectors(
 ) -> 'torch.Tensor': # (words, size) from torch's generator
     "A vector for each word: those of its parts, and for a vote that of its analyst by the vote's strength."
     import torch
-    words = [word_parts(word) for word in first_words()]
+    words = [word_parts(word) for word in vocabulary()]
     places = {name: i for i, name in enumerate(dict.fromkeys(name for names, _ in words for name in names))}
     drawn, own = 0.02 * torch.randn(len(places), size), 0.04 * torch.randn(len(ROLES), size)
     vectors = torch.stack([drawn[[places[name] for name in names]].sum(dim=0) for names, _ in words])
@@ -200,7 +203,7 @@ def new_pocket(
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
     config = Gemma3TextConfig(
-        vocab_size=len(first_words()), hidden_size=96, intermediate_size=256, num_hidden_layers=3,
+        vocab_size=len(vocabulary()), hidden_size=96, intermediate_size=256, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, query_pre_attn_scalar=24, sliding_window=64,
         max_position_embeddings=64, layer_types=['full_attention'] * 3, pad_token_id=0, eos_token_id=1,
         bos_token_id=2)
@@ -208,18 +211,18 @@ def new_pocket(
         torch.manual_seed(seed)
         model = Gemma3ForCausalLM(config).float().eval()
         model.model.embed_tokens.weight.data.copy_(first_vectors(config.hidden_size))
-    model.generation_config.eos_token_id = [config.eos_token_id, first_words().index('}')]
+    model.generation_config.eos_token_id = [config.eos_token_id, vocabulary().index('}')]
     return model
 
 
 def widen(
-    model: 'PreTrainedModel', # a pocket model that knows the first words
+    model: 'PreTrainedModel', # a pocket model; is changed
     seed: int = 0, # of the new vectors
-) -> 'PreTrainedModel': # the same, and it knows the whole vocabulary
-    "Add vectors for the words that came later; what the model says about the first ones stays."
+) -> 'PreTrainedModel': # the same, and it knows the wide vocabulary
+    "Add vectors for the words of market conditions and exposures; those of the other words stay."
     import torch
     old = model.get_input_embeddings().weight.detach().clone()
-    model.resize_token_embeddings(len(vocabulary()), mean_resizing=False)
+    model.resize_token_embeddings(len(wide_vocabulary()), mean_resizing=False)
     drawn = torch.Generator().manual_seed(seed)
     weight = model.get_input_embeddings().weight.data
     weight[:len(old)] = old
@@ -233,8 +236,7 @@ def tokenized(
     **options: Any, # of the tokenizer, e.g. padding
 ) -> 'BatchEncoding': # input_ids and attention_mask
     "Conversations as the numbers that a model reads; processors of pictures and tokenizers alike."
-    texts = tokenizer.apply_chat_template(list(conversations), add_generation_prompt=True, tokenize=False)
-    return text_tokenizer(tokenizer)(texts, add_special_tokens=False, **options)
+    return text_tokenizer(tokenizer)(chat_texts(tokenizer, conversations), add_special_tokens=False, **options)
 
 # %% ../../nbs/training/52_pocket.ipynb #712e4ed6
 MessagesOf = Callable[[Votes, Portfolio], Messages] # how a model is asked
@@ -255,7 +257,8 @@ class Menu:
         portfolio: Portfolio, # what there is to trade with
     ) -> Decision:
         "What an answer comes to; it can always be read, and its order can always trade."
-        return Decision(exposure_action(self.targets[choice], portfolio), '', said=f'{self.stem}{self.words[choice]}{self.end}')
+        said = f'{self.stem}{self.words[choice]}{self.end}'
+        return Decision(exposure_action(self.targets[choice], portfolio), '', said=said)
 
 
 MENUS: dict[str, Menu] = {
@@ -276,22 +279,31 @@ def menu_numbers(
     return rows[0][:alike], list(apart)
 
 
-def menu_scores(
-    model: 'PreTrainedModel', # with or without an adapter
+def menu_inputs(
     tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
     prompts: Sequence[Messages], # conversations
     menu: Menu,
-) -> 'torch.Tensor': # (prompts, answers) logarithms of probabilities up to a constant each
-    "How likely each answer of a menu is."
+) -> dict[str, 'torch.Tensor']: # input_ids and attention_mask, each (prompts, tokens)
+    "Prompts up to the word that tells answers apart, filled up on the left."
     import torch
-    stem, apart = menu_numbers(tokenizer, menu)
+    stem, _ = menu_numbers(tokenizer, menu)
     asked = [row + stem for row in tokenized(tokenizer, prompts)['input_ids']]
     most, pad = max(map(len, asked)), text_tokenizer(tokenizer).pad_token_id
-    numbers = torch.tensor([[pad] * (most - len(row)) + row for row in asked], device=model.device)
-    mask = torch.tensor([[0] * (most - len(row)) + [1] * len(row) for row in asked], device=model.device)
+    return {'input_ids': torch.tensor([[pad] * (most - len(row)) + row for row in asked]),
+            'attention_mask': torch.tensor([[0] * (most - len(row)) + [1] * len(row) for row in asked])}
+
+
+def menu_scores(
+    model: 'PreTrainedModel', # with or without an adapter
+    tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
+    inputs: Mapping[str, 'torch.Tensor'], # from `menu_inputs`, where the model is
+    menu: Menu,
+) -> 'torch.Tensor': # (prompts, answers) logarithms of probabilities up to a constant each
+    "How likely each answer of a menu is."
+    numbers, mask = inputs['input_ids'], inputs['attention_mask']
     places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    logits = model(input_ids=numbers, attention_mask=mask, position_ids=places, logits_to_keep=1, use_cache=False).logits
-    return logits[:, -1, apart].float()
+    said = model(input_ids=numbers, attention_mask=mask, position_ids=places, logits_to_keep=1, use_cache=False)
+    return said.logits[:, -1, menu_numbers(tokenizer, menu)[1]].float()
 
 
 class ModelModerator:
@@ -355,7 +367,10 @@ class ModelModerator:
     ) -> list[int]: # numbers of answers, in the same order
         "What the model chooses from its menu."
         import torch
-        with torch.no_grad(), evaluating(self.model): scores = menu_scores(self.model, self.tokenizer, prompts, self.menu)
+        inputs = {name: part.to(self.model.device)
+                  for name, part in menu_inputs(self.tokenizer, prompts, self.menu).items()}
+        with torch.no_grad(), evaluating(self.model):
+            scores = menu_scores(self.model, self.tokenizer, inputs, self.menu)
         if not temperature: return scores.argmax(dim=1).tolist()
         return torch.multinomial(torch.softmax(scores / temperature, dim=1), 1)[:, 0].tolist()
 
@@ -423,6 +438,14 @@ class Student:
     say: Callable[[Decision], str] = full_answer # how it would give a decision
     menu: Menu | None = None # answers that it chooses from; None: it says what it likes
 
+    def asked(
+        self,
+        votes: Votes, # by role
+        portfolio: Portfolio, # what there is to trade with
+    ) -> Messages:
+        "How the model is asked, in turns that its chat template takes."
+        return fold_system(self.tokenizer, self.messages(votes, portfolio))
+
     def moderator(
         self,
         model: Any = None, # the model with an adapter; None: as it was loaded
@@ -436,6 +459,7 @@ def load_pocket(
 ) -> Student: # with 32-bit weights
     "The pocket model, read from its files without a progress bar."
     need('transformers', 'llm')
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
     folder = Path(folder or package_path('pocket'))
@@ -444,10 +468,25 @@ def load_pocket(
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try: model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32', use_safetensors=True).eval()
+    except (OSError, ValueError, SafetensorError) as error: raise damaged(folder, error) from error
     finally:
         if shown: logging.enable_progress_bar()
     return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48,
                    lambda decision: pocket_answer(decision.action))
+
+
+def pocket_exposures(
+    folder: str | Path | None = None, # of a pocket model; None: the one that comes with Stocker
+) -> Student: # it chooses how much to own
+    "The pocket model with a wider vocabulary, asked for an exposure."
+    student = load_pocket(folder)
+    return replace(student, model=widen(student.model), tokenizer=pocket_tokenizer(wide_vocabulary()),
+                   messages=exposure_messages, menu=MENUS['exposures'])
+
+
+def pocket_sides() -> Student: # it chooses a side, and trades all there is
+    "The pocket model, asked for a side."
+    return replace(load_pocket(), menu=MENUS['sides'])
 
 # %% ../../nbs/training/52_pocket.ipynb #393500ae
 def save_pocket(

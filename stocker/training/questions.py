@@ -228,8 +228,9 @@ class EpisodeSet:
         for place in rng.choice(len(steps), count, p=likely / likely.sum()).tolist():
             path, step = self.paths[place], int(rng.integers(steps[place]))
             value, price = float(path.starting_cash) * float(rng.uniform(0.8, 1.25)), path.known[step]
-            shares, fall = float(int(exposures[rng.integers(len(exposures))] * value / price)), float(rng.exponential(0.05))
-            starts.append(Start(place, step, value - shares * price, shares, value / (1 - min(0.5, fall)), min(0.5, fall)))
+            shares = float(int(exposures[rng.integers(len(exposures))] * value / price))
+            fall = min(0.5, float(rng.exponential(0.05)))
+            starts.append(Start(place, step, value - shares * price, shares, value / (1 - fall), fall))
         return starts
 
     def keep_decisions(
@@ -296,6 +297,8 @@ class Splits:
         count: int, # most episodes to choose on, and in each test
     ) -> 'Splits':
         "The first of the episodes that are played and not trained on, for models that take long."
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise StockerError(f'few = {count!r}: use a whole number of episodes, 1 or above')
         return Splits(self.training, self.validation[:count],
                       {name: voted[:count] for name, voted in self.tests.items()})
 
