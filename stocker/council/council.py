@@ -23,8 +23,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ..market.core import (
-    ROLES, Abstention, CouncilDecision, Decision, MarketObservation, Portfolio, Side, StockerError, Timing, TradeAction,
-    Vote, Votes, as_timing, canonical_json, write_atomically)
+    ROLES, Abstention, CouncilDecision, Decision, Failure, MarketObservation, Portfolio, Side, StockerError, Timing,
+    TradeAction, Vote, Votes, as_timing, canonical_json, write_atomically)
 from ..market.episodes import Episode
 from ..trading.engine import Played, Run
 from ..trading.env import StockerEnv
@@ -48,9 +48,9 @@ def ask(
 ) -> Vote | Abstention: # a failure is an abstention that names the error
     "One specialist's answer."
     try: answer = specialist(observation)
-    except Exception as error: return Abstention(reason=describe_error(error))
+    except Exception as error: return Failure(reason=describe_error(error))
     if isinstance(answer, (Vote, Abstention)): return answer
-    return Abstention(reason=f'TypeError: answered with {type(answer).__name__} instead of a vote')
+    return Failure(reason=f'TypeError: answered with {type(answer).__name__} instead of a vote')
 
 # %% ../../nbs/council/23_council.ipynb #b53a521d
 def ask_all(
@@ -68,7 +68,7 @@ def ask_all(
         except BaseException as error: answers.put((role, error)) # an interruption, raised again in the caller's thread
 
     for role, specialist in specialists.items(): Thread(target=seat, args=(role, specialist), daemon=True).start()
-    late = Abstention(reason=f'TimeoutError: no answer within {seconds:g} seconds')
+    late = Failure(reason=f'TimeoutError: no answer within {seconds:g} seconds')
     heard, deadline = dict.fromkeys(specialists, late), time.monotonic() + seconds
     for _ in specialists:
         try: role, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))

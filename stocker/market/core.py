@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS_A_YEAR', 'StockerError', 'DataError', 'Side', 'Frozen',
-           'TradeAction', 'Vote', 'Abstention', 'Decision', 'CouncilDecision', 'Timing', 'as_timing', 'Bar', 'Headline',
-           'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
-           'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp', 'sha256_of', 'package_path',
-           'data_path', 'cache_folder', 'file_stem', 'need', 'secret']
+           'TradeAction', 'Vote', 'Abstention', 'Failure', 'Decision', 'CouncilDecision', 'Timing', 'as_timing', 'Bar',
+           'Headline', 'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation',
+           'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp',
+           'sha256_of', 'package_path', 'data_path', 'cache_folder', 'file_stem', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -99,6 +99,12 @@ class Abstention(Frozen):
 
     reason: str # what was missing, or the error's type and text
 
+# %% ../../nbs/market/01_core.ipynb #a274a2b4
+class Failure(Abstention):
+    "A specialist that was asked, and no vote that could be read came of it."
+
+    failed: Literal[True] = Field(True, repr=False) # tells it from other abstentions where it is written down
+
 # %% ../../nbs/market/01_core.ipynb #c3b1898f
 Votes = Mapping[str, Vote | Abstention]
 
@@ -115,7 +121,7 @@ class Decision(NamedTuple):
 class CouncilDecision(Frozen):
     "What the council decided on one day, with everything it was based on."
 
-    votes: dict[str, Vote | Abstention] # by role, in the order of ROLES
+    votes: dict[str, Vote | Abstention | Failure] # by role, in the order of ROLES
     action: TradeAction # the moderator's order
     rationale: str # the moderator's reason, in words
     unreadable: bool = False # whether the moderator's answer could not be read: no trade, and not a decision to hold
