@@ -617,7 +617,7 @@ def complain(
     text = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
     if isinstance(error, OSError) and error.filename: text = f'{error.filename}: {error.strerror}'
     print(f"stocker: {' '.join(text.split())}", file=sys.stderr)
-    return 2
+    return getattr(error, 'exit_code', 2)
 
 
 def main() -> None:
