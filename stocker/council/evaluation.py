@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['FEWEST_SESSIONS', 'NO_DEVIATION', 'BASELINES', 'MOSTLY_READ', 'REASON_LENGTH', 'BLUE', 'ORANGE', 'GREY', 'CURVES',
-           'Performance', 'performance', 'PolicyRun', 'baselines', 'Reading', 'reading', 'trace_result', 'Comparison',
-           'compare', 'headline', 'figure_png', 'write_picture']
+           'POLICY_WIDTH', 'Performance', 'performance', 'PolicyRun', 'baselines', 'Reading', 'count_votes', 'reading',
+           'trace_result', 'Comparison', 'compare', 'headline', 'result_table', 'result_text', 'figure_png',
+           'write_picture']
 
 # %% ../../nbs/council/25_evaluation.ipynb #78a4552b
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..market.core import SESSIONS_A_YEAR, CouncilDecision, Failure, Timing, Vote, write_atomically
+from ..market.core import (
+    SESSIONS_A_YEAR, Abstention, CouncilDecision, Failure, Timing, Vote, Votes, write_atomically)
 from ..market.episodes import Episode
 from ..trading.engine import market_path, max_drawdown, play_orders
 from ..trading.env import StockerEnv
@@ -114,7 +116,7 @@ class Reading:
     failures: int # votes that were asked for, and none came that could be read
     decisions: int # of the moderator, that could be read
     decisions_asked: int
-    reason: str # why the first answer could not be read, or else why nobody voted; empty where there is no reason to say
+    reason: str # why the first answer could not be read, or else why nobody voted; may be empty
 
     @property
     def nothing(self) -> bool:
@@ -130,22 +132,31 @@ class Reading:
     @property
     def gaps(self) -> str:
         "What could be read of those answers of which a tenth or more could not; empty where there is no such gap."
-        counts = (('votes', self.votes, self.votes + self.failures), ('decisions', self.decisions, self.decisions_asked))
-        found = [f'{read} of {asked} {name}' for name, read, asked in counts if read < MOSTLY_READ * asked]
+        answers = {'votes': (self.votes, self.votes + self.failures),
+                   'decisions': (self.decisions, self.decisions_asked)}
+        found = [f'{read} of {asked} {name}' for name, (read, asked) in answers.items() if read < MOSTLY_READ * asked]
         return f"only {' and '.join(found)} could be read" if found else ''
+
+
+def count_votes(
+    days: Sequence[Votes], # the votes of each decision
+) -> tuple[int, int, int]: # cast, seats asked, and of these failures
+    "Count votes."
+    votes = [vote for day in days for vote in day.values()]
+    return (sum(isinstance(vote, Vote) for vote in votes), len(votes), sum(isinstance(vote, Failure) for vote in votes))
 
 
 def reading(
     decisions: Sequence[CouncilDecision], # of a run
 ) -> Reading:
     "Count what could be read."
-    votes = [vote for decision in decisions for vote in decision.votes.values()]
-    cast = sum(isinstance(vote, Vote) for vote in votes)
-    failures = [vote.reason for vote in votes if isinstance(vote, Failure)]
+    cast, asked, failures = count_votes([decision.votes for decision in decisions])
+    silent = [vote for decision in decisions for vote in decision.votes.values() if isinstance(vote, Abstention)]
     lost = [decision.rationale for decision in decisions if decision.unreadable]
-    silent = [] if cast else [vote.reason for vote in votes]
-    return Reading(cast, len(votes), len(failures), len(decisions) - len(lost), len(decisions),
-                   shortened(next(iter((*failures, *lost, *silent)), ''), REASON_LENGTH))
+    reasons = [vote.reason for vote in silent if isinstance(vote, Failure)] + lost
+    reasons += [] if cast else [vote.reason for vote in silent]
+    return Reading(cast, asked, failures, len(decisions) - len(lost), len(decisions),
+                   shortened(next(iter(reasons), ''), REASON_LENGTH))
 
 # %% ../../nbs/council/25_evaluation.ipynb #ff463f5a
 def trace_result(
@@ -220,6 +231,30 @@ def headline(
     name, gaps = trace.council.replace('_', ' '), f'; {read.gaps}' if read.gaps else ''
     if read.nothing: return f'{trace.episode}: {read.text}'
     return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {filled}{gaps}'
+
+# %% ../../nbs/council/25_evaluation.ipynb #66b8f72d
+POLICY_WIDTH = 18 # characters
+
+
+def result_table(
+    comparison: Comparison, # a run and its baselines
+) -> str: # a text table
+    "The run and its baselines in figures."
+    head = (f"{'':{POLICY_WIDTH}}{'final value':>14}{'return':>10}{'reward':>10}{'drawdown':>10}{'trades':>8}"
+            f"{'invalid':>9}{'unreadable':>12}")
+    lines = [f"{row['policy'].replace('_', ' '):{POLICY_WIDTH}}{row['final_value']:>14,.2f}"
+             f"{row['total_return']:>+10.1%}{row['reward']:>+10.3f}{row['max_drawdown']:>10.1%}{row['trades']:>8}"
+             f"{row['invalid']:>9.1%}{row['unreadable']:>12.1%}" for row in comparison.summary['results']]
+    return '\n'.join([head, *lines])
+
+
+def result_text(
+    comparison: Comparison, # a run and its baselines
+) -> str: # some lines
+    "A run as a terminal shows it: its headline, with the first reason where answers are missing, and the table."
+    read = comparison.reading
+    reason = f'; the first reason: {read.reason}' if read.nothing or read.gaps else ''
+    return f'{headline(comparison)}{reason}\n{result_table(comparison)}'
 
 # %% ../../nbs/council/25_evaluation.ipynb #180c9129
 def figure_png(

@@ -601,8 +601,8 @@ class OpenAIClient:
         if refused and not self.heard and self.refusals >= FIRST_BATCH:
             (_, plain_reply), = as_they_come([self.reply_to(PLAIN_QUESTION, None, adapter)])
             if plain_reply.refused:
-                raise Refusal(f'{self.endpoint.base_url}, model {self.model}: all of the first {self.refusals} requests '
-                              f'were {refused[0][1].problem}; nothing more was asked')
+                raise Refusal(f'{self.endpoint.base_url}, model {self.model}: all {self.refusals} requests were '
+                              f'{refused[0][1].problem}; nothing more was asked')
             self.heard = plain_reply.answered
         yield from refused
 
