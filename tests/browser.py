@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import patiently
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({})) # this machine needs no proxy to reach itself
@@ -26,15 +27,6 @@ def pictures() -> Path:
     folder = Path(os.environ.get('STOCKER_SCREENSHOTS') or Path(tempfile.gettempdir())/'stocker-screenshots')
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def patiently(condition, seconds: float, what: str):
-    "The first true answer of a condition, or a failure that says what was waited for."
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if answer := condition(): return answer
-        time.sleep(0.05)
-    pytest.fail(f'{what}: waited {seconds:g} s in vain')
 
 
 class Page:
