@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
