@@ -847,7 +847,7 @@ def test_the_files_of_the_space_agree():
     docker, declared = (SPACE/'Dockerfile').read_text(), manifest['validation']
     assert (front['sdk'], front['base_path'], 'openenv' in front['tags']) == ('docker', '/web', True)
     assert manifest['port'] == front['app_port'] == int(re.search(r'EXPOSE (\d+)', docker)[1])
-    assert f'"--port", "{manifest["port"]}"' in docker
+    assert f'"--port", "{manifest["port"]}"' in docker and '"--allow-host", "*.hf.space"' in docker
     module, _, name = manifest['app'].partition(':')
     assert module == 'stocker.serving.server' and callable(getattr(server_module, name))
     reward, capabilities = declared['reward'], declared['capabilities']
