@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waiting import patiently
+from waiting import PATIENCE, patiently
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({})) # this machine needs no proxy to reach itself
@@ -69,9 +69,9 @@ class Page:
     def open(self, address: str) -> None:
         "Go to an address and wait until it is loaded."
         self.call('Page.navigate', url=address)
-        self.until('document.readyState === "complete" && location.href !== "about:blank"', 30)
+        self.until('document.readyState === "complete" && location.href !== "about:blank"')
 
-    def until(self, condition: str, seconds: float = 20):
+    def until(self, condition: str, seconds: float = PATIENCE):
         "Wait for a JavaScript expression to become true."
         return patiently(lambda: self.run(condition), seconds, condition)
 
@@ -104,14 +104,14 @@ def browser():
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             said = Path(folder)/'DevToolsActivePort'
-            patiently(lambda: said.exists() and said.read_text().count('\n') >= 1, 30, 'Chromium starts')
+            patiently(lambda: said.exists() and said.read_text().count('\n') >= 1, what='Chromium starts')
             port = said.read_text().split()[0]
             tabs = json.load(DIRECT.open(f'http://127.0.0.1:{port}/json/list'))
             address = next(tab['webSocketDebuggerUrl'] for tab in tabs if tab['type'] == 'page')
-            line = socket.create_connection(('127.0.0.1', int(port)), timeout=60) # past any proxy
-            talk = websocket.create_connection(address, timeout=60, suppress_origin=True, socket=line)
+            line = socket.create_connection(('127.0.0.1', int(port)), timeout=PATIENCE) # past any proxy
+            talk = websocket.create_connection(address, timeout=PATIENCE, suppress_origin=True, socket=line)
             yield Page(talk)
             talk.close()
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=PATIENCE)
