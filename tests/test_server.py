@@ -104,13 +104,14 @@ def client(url):
 
 @pytest.fixture
 def web(url):
-    with httpx.Client(base_url=url, trust_env=False) as one: yield one
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as one: yield one
 
 
 def local(app): return TestClient(app, base_url='http://localhost')
 
 
-def open_socket(url, **options): return connect(url.replace('http', 'ws') + '/ws', proxy=None, **options)
+def open_socket(url, **options):
+    return connect(url.replace('http', 'ws') + '/ws', proxy=None, open_timeout=PATIENCE, **options)
 
 
 def ask(socket, message):
@@ -488,27 +489,28 @@ REBOUND = {'host': 'evil.example:8000', 'origin': 'http://evil.example:8000'}
     PAGE, REBOUND, {'host': 'evil.example:8000'}, {'origin': 'null'}, {'origin': 'http://localhost:1'},
     {'host': '127.0.0.1.evil.example'}])
 def test_a_web_page_of_a_stranger_is_not_let_in(url, headers):
-    with httpx.Client(base_url=url, trust_env=False, headers=headers) as page:
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE, headers=headers) as page:
         answers = [page.get('/health'), page.get('/'), page.post('/reset', json={}), page.options('/reset'),
                    page.post('/reset', content='{}', headers={'content-type': 'text/plain'}), page.post('/mcp')]
     assert {answer.status_code for answer in answers} == {403}
     assert all('--allow-host' in answer.json()['detail'] for answer in answers)
     assert not any('access-control-allow-origin' in answer.headers for answer in answers)
-    refused = httpx.get(f'{url}/ws', trust_env=False, headers={**HANDSHAKE, **headers})
+    refused = httpx.get(f'{url}/ws', trust_env=False, timeout=PATIENCE, headers={**HANDSHAKE, **headers})
     assert refused.status_code == 403 and '--allow-host' in refused.json()['detail']
 
 
 def test_the_own_page_and_programs_are_let_in(url):
-    port = url.rsplit(':', 1)[1]
+    port, plain = url.rsplit(':', 1)[1], {'trust_env': False, 'timeout': PATIENCE}
     for host in (f'127.0.0.1:{port}', f'localhost:{port}', f'[::1]:{port}', '10.0.0.7'):
         for headers in ({'host': host}, {'host': host, 'origin': f'http://{host}'}):
-            assert httpx.get(f'{url}/health', headers=headers, trust_env=False).is_success
-            assert httpx.get(f'{url}/ws', headers={**HANDSHAKE, **headers}, trust_env=False).status_code == 101
+            assert httpx.get(f'{url}/health', headers=headers, **plain).is_success
+            assert httpx.get(f'{url}/ws', headers={**HANDSHAKE, **headers}, **plain).status_code == 101
     with open_socket(url, origin=url) as one: assert ask(one, RESET)['type'] == 'observation'
 
 
 def test_a_page_that_is_allowed_may_read_and_play():
-    with served(allowed_hosts=['*.hf.space']) as url, httpx.Client(base_url=url, trust_env=False) as web:
+    with (served(allowed_hosts=['*.hf.space']) as url,
+          httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as web):
         page = {'origin': 'https://somebody-else.hf.space'}
         assert web.post('/reset', json={}, headers=page).headers['access-control-allow-origin'] == '*'
         asked = web.options('/reset', headers={**page, 'access-control-request-method': 'POST',
@@ -571,7 +573,7 @@ def test_faulty_requests_are_told_their_cause(web, path, body, status, cause):
 def test_a_body_without_an_end_is_not_waited_for(url):
     def chunks():
         for _ in range(100): yield b' ' * 1_000
-    with httpx.Client(base_url=url, trust_env=False) as web:
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as web:
         assert web.post('/reset', content=chunks()).status_code == 413
     with served(Limits(body_seconds=1.0)) as slow:
         connection = http.client.HTTPConnection(slow.removeprefix('http://'), timeout=PATIENCE)
