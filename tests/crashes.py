@@ -4,7 +4,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 from tqdm import tqdm
+from waiting import kill_once
 
 from stocker.council.cache import CachedSpecialist, VoteCache
 from stocker.council.council import rule_council
@@ -31,8 +31,8 @@ JUMPS = (0.0, 3.2e9, 0.5, -1.5e9, 3600.0, -3600.0, -0.5, 1e8, -1e8) # seconds th
 LEARNED = ('.safetensors', '.pt', '.pth') # what training writes about the model and goes on with
 
 
-def killed(work, seconds):
-    "Let a child process work, and kill it after some seconds: whether it was still at work."
+def killed(work, seconds, begun=lambda: True):
+    "Let a child process work, and kill it some seconds after it has begun: whether it was still at work."
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', DeprecationWarning) # newer Pythons warn of a fork where threads are running
@@ -46,9 +46,7 @@ def killed(work, seconds):
     os.close(writer)
     os.read(reader, 1)
     os.close(reader)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    return kill_once(child, begun, seconds)
 
 
 def finished(work, seconds=900.0):
@@ -105,15 +103,18 @@ def kill_work(work, kills, folder, rng, resumes):
 
 def kill_writers(write, values, kills, rng):
     "How often a file was none of the values when its writer was killed."
-    def write_forever(path):
-        for value in cycle(values): write(value, path)
+    def write_forever(path, begun):
+        for value in cycle(values):
+            write(value, path)
+            begun.touch()
     with tempfile.TemporaryDirectory() as folder:
-        path, whole, damaged = Path(folder, 'file'), set(), 0
+        path, begun, whole, damaged = Path(folder, 'file'), Path(folder, 'begun'), set(), 0
         for value in values:
             write(value, path)
             whole.add(path.read_bytes())
         for _ in range(kills):
-            killed(partial(write_forever, path), rng.uniform(0, 0.01))
+            begun.unlink(missing_ok=True)
+            killed(partial(write_forever, path, begun), rng.uniform(0, 0.01), begun.exists)
             damaged += path.read_bytes() not in whole
         return damaged
 

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 from stocker.council.cache import (
     MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, VoteCache, bar_text, cache_stats, escape_name,
@@ -438,13 +439,13 @@ def test_a_stop_before_the_renaming_leaves_the_old_vote(tmp_path, monkeypatch):
 
 KILLS, DAYS = 20, 16
 FILLER = '''
-import os, random, signal, sys, time
+import os, random, sys, time
 from pathlib import Path
-from urllib.parse import unquote
 sys.path.insert(0, sys.argv[3])
 from stocker.council.cache import CachedSpecialist, VoteCache
 from stocker.market.core import ROLES, Vote
 from test_cache import DAYS, observe, long_answer
+from waiting import kill_once
 
 root, log, rng = sys.argv[1], sys.argv[2], random.Random(int(sys.argv[4]))
 observations = [observe(f'2024-02-{day:02}') for day in range(1, DAYS + 1)]
@@ -468,19 +469,15 @@ def fill():
     for observation in observations:
         for role in ROLES: CachedSpecialist(slow(role), VoteCache(root), role, 'slow', 'prompt')(observation)
 
-def called(): return os.path.getsize(log) if os.path.exists(log) else 0
+def called(): return Path(log).read_text().count('\\n') if os.path.exists(log) else 0
 
 stopped = 0
 for _ in range(int(sys.argv[5])):
-    before, child = called(), os.fork()
+    until, child = called() + rng.randrange(1, 5), os.fork()
     if not child:
         try: fill()
         finally: os._exit(0)
-    patience = time.monotonic() + 1
-    while called() == before and time.monotonic() < patience: time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.01))
-    os.kill(child, signal.SIGKILL)
-    stopped += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    stopped += kill_once(child, lambda: called() >= until, rng.uniform(0, 0.003))
 print(stopped)
 '''
 
@@ -495,7 +492,7 @@ def test_a_filling_that_is_killed_goes_on_where_it_stopped(tmp_path):
     from stocker.market.core import ROLES
     root, log = tmp_path/'root', tmp_path/'calls.txt'
     script = [sys.executable, '-c', FILLER, str(root), str(log), str(Path(__file__).parent), '7', str(KILLS)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     stopped = int(done.stdout)
     assert stopped >= KILLS // 2, 'too few of the processes were still at work when they were killed'

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from waiting import PATIENCE
 
 import stocker
 from stocker.cli import app, episodes_of, main
@@ -48,7 +49,7 @@ def process(*arguments, folder, **environment):
     home = Path(stocker.__file__).resolve().parents[1]
     paths = os.pathsep.join(filter(None, [str(home), os.environ.get('PYTHONPATH')]))
     return subprocess.run([sys.executable, '-c', code, *map(str, arguments)], cwd=folder, capture_output=True,
-                          text=True, timeout=120, env={**os.environ, 'PYTHONPATH': paths, **environment})
+                          text=True, timeout=PATIENCE, env={**os.environ, 'PYTHONPATH': paths, **environment})
 
 
 def files(folder):
@@ -230,7 +231,7 @@ def test_every_damage_fails_the_check_with_one_line_each(damage, damaged, comman
                                             ('stocker.trading.env', ('matplotlib', 'mplfinance', 'yfinance', 'torch'))])
 def test_importing_brings_nothing_heavy_along(module, absent):
     code = f'import {module}, sys; print(*[name for name in {absent!r} if name in sys.modules])'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == ''
 
 
@@ -238,7 +239,7 @@ def test_the_installed_package_needs_no_development_tools():
     tools = 'nbdev', 'fastcore', 'execnb', 'hypothesis', 'pytest', 'IPython'
     code = ('import sys, stocker.cli, stocker.bench, stocker.trading.dataset, stocker.council.evaluation;'
             f'print(*[name for name in {tools} if name in sys.modules])')
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == ''
 
 

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import numpy as np
 import pytest
+from waiting import patiently
 from stocker.council.council import collect_votes, vote_mean
 from stocker.council.specialists import RULE_ANALYSTS
 from stocker.llm.prompts import LanguageSpecialist
@@ -246,10 +246,10 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path, world):
                                env={**os.environ, 'HF_HUB_OFFLINE': '1'}, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 300
-        while last_checkpoint(tmp_path/'checkpoints') is None:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+        def kept():
+            assert process.poll() is None
+            return last_checkpoint(tmp_path/'checkpoints')
+        patiently(kept, what='a checkpoint is written', pause=0.1)
     finally:
         process.kill()
         process.wait()

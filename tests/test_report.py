@@ -225,7 +225,7 @@ def test_the_report_in_a_browser(tmp_path, easy, long):
         assert int(page.run(STEP)) in easy.jumps['trade']
         page.run('document.querySelector("input[type=range]").value = 0, document.querySelector("input").oninput()')
         page.run('document.querySelector("[data-play]").click()')
-        page.until(f'{STEP} === "2"', 10)
+        page.until(f'{STEP} === "2"')
         page.run('document.querySelector("[data-play]").click()')
         visible = page.run('[...document.querySelectorAll("li")].filter(li => li.checkVisibility()).length')
         look = easy.observations[int(page.run(STEP))]

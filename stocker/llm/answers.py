@@ -10,6 +10,7 @@ __all__ = ['QUANTITY_LIMIT', 'RATIONALE_SCHEMA', 'VOTE_SCHEMA', 'TRADE_SCHEMA', 
 import json
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -115,8 +116,8 @@ def unique_keys(
     "An object; a key that stands twice is a `StockerError`."
     found = dict(pairs)
     if len(found) == len(pairs): return found
-    keys = [key for key, _ in pairs]
-    raise StockerError(f'the key {excerpt(next(key for key in keys if keys.count(key) > 1))} stands twice')
+    counts = Counter(key for key, _ in pairs)
+    raise StockerError(f'the key {excerpt(next(key for key in counts if counts[key] > 1))} stands twice')
 
 
 def no_constant(

@@ -81,6 +81,14 @@ class HttpOrder(BaseModel):
     quantity: int = Field(0, strict=True, ge=-MOST_SHARES, le=MOST_SHARES, description='whole shares')
 
 
+class HttpClose(BaseModel):
+    "The end of a run over plain HTTP."
+
+    model_config = ConfigDict(extra='forbid')
+
+    episode_id: str = Field(max_length=255, description='as reset answered it')
+
+
 class HttpAnswer(BaseModel):
     "What reset and step answer, in OpenEnv's form."
 
