@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stocker.council.cache import (
-    MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, VoteCache, bar_text, cache_stats, escape_name,
+    MOST_CHARACTERS, PACKED_COLUMNS, CachedSpecialist, Place, VoteCache, bar_text, cache_stats,
     is_sealed, observation_digest, pack_cache, packed_votes, path_place, place_path, read_stored, seal, unpack_cache,
     verify_cache, vote_digest)
 from stocker.market.core import (
