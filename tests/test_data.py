@@ -251,8 +251,8 @@ GOOD_LINE = '2024-01-04,20,21,19,20.5,20.5,7\n'
 
 @pytest.mark.parametrize('packed', [True, False])
 def test_a_folder_is_read(packed, tmp_path):
-    text = (HEADER + '2024-01-03,20,21,0.3,0.30000000000000004,1e-1,7\n' + GOOD_LINE
-            + '2024-01-05,20,21,19,20.5,20.5,7\n').encode()
+    text = (HEADER + '2024-01-03,0.3,0.5,0.3,0.30000000000000004,1e-1,7\n'
+            '2024-01-04,0.3,0.5,0.3,0.4,0.4,7\n2024-01-05,0.4,0.5,0.3,0.5,0.5,7\n').encode()
     (tmp_path/f"GC_F.csv{'.gz' if packed else ''}").write_bytes(gzip.compress(text) if packed else text)
     prices = FolderSource(tmp_path).fetch('GC=F', '2024-01-03', '2024-01-04')
     assert [str(day.date()) for day in prices.index] == ['2024-01-03', '2024-01-04']
