@@ -292,7 +292,8 @@ def test_a_damaged_file_is_named(damage, tmp_path):
 
 
 @pytest.mark.parametrize('text', [
-    '', '\n', 'date,open\n', HEADER.replace('adj_close,', ''), HEADER.replace('volume', 'open')])
+    '', '\n', 'date,open\n', HEADER.replace('close,adj_', 'adj_'), HEADER.replace('volume', 'open'),
+    HEADER.replace('volume', 'volume,bid')])
 def test_other_columns_are_refused(text, tmp_path):
     (tmp_path/'AAPL.csv').write_text(text)
     with pytest.raises(DataError, match='AAPL.csv, AAPL: the columns are'):
