@@ -21,7 +21,8 @@ from stocker.council.cache import (
     is_sealed, observation_digest, pack_cache, packed_votes, path_place, place_path, read_stored, seal, unpack_cache,
     verify_cache, vote_digest)
 from stocker.market.core import (
-    Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest)
+    RESERVED, Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest,
+    escape_name)
 from stocker.market.data import write_table
 
 TICKERS = ('AAPL', 'aapl', 'BRK.B', 'BRK-B', 'brk-b', '^GSPC', 'GC=F', 'BTC-USD', 'CON', 'con', 'Con', 'PRN', 'AUX',

@@ -231,8 +231,8 @@ def test_an_invalid_order_costs_its_penalty_and_nothing_else():
 
 def test_the_bar_that_fills_an_order_is_not_in_the_observation_it_was_based_on():
     "Under the next open, changing the next bar changes the fill and no byte of what was seen."
-    calm, wild = (made_up([100.0, 100.0, 200.0, 50.0], opens, end='2021-01-05') for opens in (
-        [100.0, 100.0, 200.0, 50.0], [100.0, 173.0, 200.0, 50.0]))
+    calm, wild = (made_up([100.0, 100.0, 200.0, 80.0], opens, end='2021-01-05') for opens in (
+        [100.0, 100.0, 200.0, 80.0], [100.0, 173.0, 200.0, 80.0]))
     first, other = StockerEnv(calm, 'next_open'), StockerEnv(wild, 'next_open')
     assert first.reset()[0].tobytes() == other.reset()[0].tobytes()
     assert canonical_json(first.market_observation) == canonical_json(other.market_observation)
@@ -253,7 +253,7 @@ def test_under_the_close_an_order_is_filled_at_the_last_price_seen():
 def test_buying_before_a_doubling_earns_another_reward_than_holding():
     rewards = []
     for action in ((BUY, 50), (HOLD, 0)):
-        env = StockerEnv(made_up([100.0, 100.0, 200.0, 50.0]))
+        env = StockerEnv(made_up([100.0, 100.0, 200.0, 80.0]))
         env.reset()
         env.step((HOLD, 0)), env.step(action)
         rewards.append(env.step((HOLD, 0))[1])

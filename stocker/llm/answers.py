@@ -9,13 +9,12 @@ __all__ = ['QUANTITY_LIMIT', 'MOST_LEVELS', 'RATIONALE_SCHEMA', 'VOTE_SCHEMA', '
 # %% ../../nbs/llm/31_answers.ipynb #d59a9889
 import json
 import re
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 
-from ..market.core import Frozen, Side, StockerError, TradeAction, Vote
+from ..market.core import Frozen, Side, StockerError, TradeAction, Vote, excerpt
 
 # %% ../../nbs/llm/31_answers.ipynb #ee52fd8a
 class Unreadable(Frozen):
@@ -101,17 +100,6 @@ def bracketed_parts(
             position = closing_position(text, landmark.start())
             parts.append(text[landmark.start():position])
     return parts
-
-# %% ../../nbs/llm/31_answers.ipynb #eb149b8b
-LONGEST_EXCERPT = 100 # characters
-
-
-def excerpt(
-    value: Any, # what a model wrote
-) -> str: # at most LONGEST_EXCERPT characters, on one line
-    "The beginning of a value, as Python writes it."
-    written = reprlib.repr(value)
-    return written if len(written) <= LONGEST_EXCERPT else f'{written[:LONGEST_EXCERPT - 3]}...'
 
 # %% ../../nbs/llm/31_answers.ipynb #9a1ea4a6
 def unique_keys(

@@ -27,7 +27,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from .core import DataError, StockerError, data_path, file_stamp, file_stem, need, write_atomically
+from .core import (
+    DataError, StockerError, data_path, excerpt, file_stamp, file_stem, need, write_atomically)
 
 # %% ../../nbs/market/02_data.ipynb #d87ada44
 PRICE_COLUMNS: tuple[str, ...] = ('open', 'high', 'low', 'close', 'adj_close', 'volume')
@@ -105,7 +106,7 @@ def as_day(
     try: day = pd.Timestamp(moment) if isinstance(moment, (str, date, np.datetime64)) else pd.NaT
     except (ValueError, OverflowError): day = pd.NaT
     if day is not pd.NaT and YEARS_KNOWN[0] <= day.year <= YEARS_KNOWN[1]: return day.tz_localize(None).normalize()
-    raise DataError(f'{str(moment)[:40]!r} is not a day', remedy='write it as 2023-08-01')
+    raise DataError(f'{excerpt(moment)} is not a day', remedy='write it as 2023-08-01')
 
 # %% ../../nbs/market/02_data.ipynb #0c3465dc
 @lru_cache(maxsize=8)
@@ -179,7 +180,8 @@ def moves_in(
     remedy, moves = 'write a ticker and a day on each line, such as GME 2021-01-27', set()
     try: lines = path.read_text(encoding='utf-8-sig').splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f'the file that STOCKER_MOVES names cannot be read ({error})', file=path, remedy=remedy) from None
+        problem = f'the file that STOCKER_MOVES names cannot be read ({error})'
+        raise DataError(problem, file=path, remedy=remedy) from None
     for number, line in enumerate(lines, 1):
         if not (words := line.split('#')[0].split()): continue
         try: moves.add((words[0].upper(), as_day(' '.join(words[1:]))))
@@ -200,24 +202,37 @@ def confirmed(
 LARGEST_MOVE: float = 3.0 # times: the largest true one of fifty shares since 2000 is 2.08
 
 
+def missed_splits(
+    moves: pd.Series, # each close over the one before it, by date
+    splits: Iterable[tuple[str, float]], # ISO date of the first new shares, and how many came for one old
+) -> dict[pd.Timestamp, float]: # new shares for one old, by date
+    "Splits on whose day the price moved as a price does to which they were not applied."
+    places = [(moves.index.searchsorted(as_day(day)), ratio) for day, ratio in splits]
+    ratios = {moves.index[i]: ratio for i, ratio in places if 0 < i < len(moves)}
+    return {day: ratio for day, ratio in ratios.items()
+            if abs(np.log(ratio)) > 0.2 and abs(np.log(moves[day] * ratio)) < 0.15}
+
+
 def jump_faults(
     prices: pd.DataFrame, # a price table
     ticker: str, # symbol
+    splits: Iterable[tuple[str, float]] = (), # those that the prices should be adjusted for
 ) -> list[tuple[pd.Timestamp, str, str]]: # date, fault and remedy
     "Prices too far from the close before them, or from each other: a split that was not applied, or another unit."
-    dates, faults = prices.index, []
-    close, high, low = (prices[name].to_numpy() for name in ('close', 'high', 'low'))
+    faults, (close, high, low) = [], (prices[name].to_numpy() for name in ('close', 'high', 'low'))
     with np.errstate(all='ignore'): moves, ranges = np.append(1.0, close[1:] / close[:-1]), high / low
-    jumps = (moves > LARGEST_MOVE) | (moves > 0) & (moves < 1 / LARGEST_MOVE)
+    missed = missed_splits(pd.Series(moves, prices.index), splits) if splits and prices.index.is_unique else {}
+    jumps = (moves > LARGEST_MOVE) | (moves > 0) & (moves < 1 / LARGEST_MOVE) | prices.index.isin(list(missed))
     for i in np.flatnonzero((jumps | (ranges > LARGEST_MOVE)) & np.isfinite(moves) & np.isfinite(ranges)):
-        if confirmed(ticker, dates[i]): continue
-        fault, remedy = f'high {high[i]} is {ranges[i]:.3g} times low {low[i]}', 'correct the row'
+        day, fault, remedy = prices.index[i], f'high {high[i]} is {ranges[i]:.3g} times low {low[i]}', 'correct the row'
+        if confirmed(ticker, day): continue
         if jumps[i]:
             fault = f'close {close[i]} is {moves[i]:.3g} times the close before it, {close[i - 1]}'
             verb, factor = ('divide', 1 / moves[i]) if moves[i] < 1 else ('multiply', moves[i])
             remedy = f'if the share was split or its unit changed, {verb} all prices before by {factor:.4g}'
-        line = f'{ticker} {dates[i]:%Y-%m-%d}'
-        faults.append((dates[i], fault, f'{remedy}; if it is true, write {line!r} into a file that STOCKER_MOVES names'))
+        if day in missed: remedy = f'the split of {missed[day]:g} for 1 was not applied: divide what is before it'
+        line = f'{ticker} {day:%Y-%m-%d}'
+        faults.append((day, fault, f'{remedy}; if it is true, write {line!r} into a file that STOCKER_MOVES names'))
     return faults
 
 # %% ../../nbs/market/02_data.ipynb #6e786eb6
@@ -237,7 +252,7 @@ def untraded_fault(
 ) -> str | None: # what is wrong, in words; None if nothing is
     "A window of two sessions or more in which a share was not traded at all."
     if len(prices) < 2 or not is_share(ticker) or (prices['volume'] != 0).any(): return None
-    return f'nothing was traded in {len(prices)} sessions, up to {prices.index[-1]:%Y-%m-%d} (volume 0 throughout)' 
+    return f'nothing was traded in {len(prices)} sessions, up to {prices.index[-1]:%Y-%m-%d} (volume 0 throughout)'
 
 # %% ../../nbs/market/02_data.ipynb #580c471a
 KNOWN_GAPS: dict[str, tuple[str, ...]] = {'GC=F': ('2016-10-10', '2016-11-11', '2018-01-29')}
@@ -263,11 +278,12 @@ def price_problems(
     ticker: str, # symbol
     file: str | Path | None = None, # where the prices came from, for the message
     sessions: pd.DataFrame | pd.DatetimeIndex | None = None, # exactly the sessions it should have; None: not compared
+    splits: Iterable[tuple[str, float]] = (), # ISO days and ratios of splits that the prices should be adjusted for
 ) -> list[DataError]: # one for each rule broken, by date; empty if the table is sound
     "Everything that is wrong with a price table."
     if fault := table_fault(prices): return [DataError(fault, file=file, ticker=ticker, remedy=CORRECT)]
     faults = [(*fault, CORRECT) for fault in row_faults(prices)]
-    faults += jump_faults(prices[~prices.index.isin([day for day, *_ in faults])] if faults else prices, ticker)
+    faults += jump_faults(prices[~prices.index.isin([day for day, *_ in faults])] if faults else prices, ticker, splits)
     if fault := untraded_fault(prices, ticker): faults.append((prices.index[0], fault, SUSPENDED))
     if sessions is not None:
         faults += session_faults(prices.index, pd.DatetimeIndex(getattr(sessions, 'index', sessions)), ticker)
@@ -280,9 +296,10 @@ def check_prices(
     ticker: str, # symbol
     file: str | Path | None = None, # where the prices came from, for the message
     sessions: pd.DataFrame | pd.DatetimeIndex | None = None, # as for `price_problems`
+    splits: Iterable[tuple[str, float]] = (), # as for `price_problems`
 ) -> None: # returns if the table is sound
     "Raise the first of the problems of a price table."
-    for problem in price_problems(prices, ticker, file, sessions): raise problem
+    for problem in price_problems(prices, ticker, file, sessions, splits): raise problem
 
 # %% ../../nbs/market/02_data.ipynb #31f1d277
 class PriceSource(Protocol):

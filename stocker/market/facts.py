@@ -43,7 +43,8 @@ FORUM_FORMS: dict[str, Form] = {
     'ticker': TICKER, 'released_at': MOMENT, 'community': TEXT, 'score': Form(r'-?\d{1,15}', 'a whole number'),
     'title': TEXT, 'text': Form(r'(?s).*', 'text'), 'origin': Form('composed|imported', 'composed or imported')}
 EARNINGS_FORMS: dict[str, Form] = {
-    'ticker': TICKER, 'fiscal_quarter': Form(r'(19|20|21)\d{2}Q[1-4]', 'a quarter such as 2023Q3'), 'released_at': MOMENT,
+    'ticker': TICKER, 'fiscal_quarter': Form(r'(19|20|21)\d{2}Q[1-4]', 'a quarter such as 2023Q3'),
+    'released_at': MOMENT,
     'diluted_eps_gaap': Form(r'-?\d{1,9}(\.\d{1,15})?', 'a number')}
 
 # %% ../../nbs/market/03_facts.ipynb #8eb715c8
@@ -57,7 +58,8 @@ def field_fault(
             return f'{column} is {row[column][:80]!r}, not {form.meaning}'
     try: year = datetime.fromisoformat(row['released_at']).year
     except ValueError: year = 0
-    if not YEARS_KNOWN[0] <= year <= YEARS_KNOWN[1]: return f"released_at is {row['released_at']!r}, which is not in the calendar"
+    if not YEARS_KNOWN[0] <= year <= YEARS_KNOWN[1]:
+        return f"released_at is {row['released_at']!r}, which is not in the calendar"
     return None
 
 # %% ../../nbs/market/03_facts.ipynb #4f2d65ff

@@ -25,8 +25,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from .core import (
-    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_stamp, file_stem, sha256_of,
-    stem_ticker, write_atomically)
+    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, excerpt, file_stamp, file_stem,
+    sha256_of, stem_ticker, write_atomically)
 from .data import (
     ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, as_day, check_prices, fetch_all, in_window,
     is_share, is_unadjusted, price_problems, price_tables, read_price_file)
@@ -299,7 +299,7 @@ def load_corpus(
 ) -> Corpus: # in order of time, then ticker
     "The episodes of a split."
     if split not in (None, *SPLITS, 'embargo'):
-        raise StockerError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}, embargo")
+        raise StockerError(f"unknown split {excerpt(split)}: choose one of {', '.join(SPLITS)}, embargo")
     index = corpus_index(histories, length, stride)
     known = sorted(set(index['ticker']))
     if tickers is not None and (unknown := sorted(set(tickers) - set(known))):
@@ -321,9 +321,10 @@ def read_episode_name(
     text: str, # e.g. NVDA:2024-03-01:2024-04-30
 ) -> EpisodeName:
     "Ticker and window as they are written on the command line; anything else is a `StockerError`."
-    parts = text.strip().split(':')
+    parts = text.strip().split(':') if isinstance(text, str) else ()
     if len(parts) != 3:
-        raise StockerError(f'{text!r} is no episode: write ticker, first and last day as NVDA:2024-03-01:2024-04-30')
+        raise StockerError(f'{excerpt(text)} is no episode: '
+                           'write ticker, first and last day as NVDA:2024-03-01:2024-04-30')
     ticker, start, end = parts
     file_stem(ticker)
     if iso_day(start) >= iso_day(end): raise StockerError(f'{text!r}: the window is empty; the later day comes last')
@@ -465,7 +466,8 @@ def missing_sessions(
     if np.array_equal(days, wanted): return None
     wrong = np.setxor1d(days, wanted)
     fault = f'{ticker}, {wrong[0]}: {len(wrong)} missing or surplus sessions from here on; their windows are left out'
-    return fault if np.isin(days, wanted).all() else f'{fault} (shares are on the calendar of the New York Stock Exchange)'
+    if np.isin(days, wanted).all(): return fault
+    return f'{fault} (shares are on the calendar of the New York Stock Exchange)'
 
 # %% ../../nbs/market/07_histories.ipynb #1a3a4019
 QUIET: int = 10 # sessions without a trade that are worth a word
@@ -479,8 +481,8 @@ def untraded_sessions(
     still = np.concatenate([[False], prices['volume'].to_numpy() == 0, [False]]) & is_share(ticker)
     first, end = np.flatnonzero(np.diff(still)).reshape(-1, 2).T
     if not (long := np.flatnonzero(end - first >= QUIET)).size: return None
-    i = long[0]
-    return (f'{ticker}, {prices.index[first[i]]:%Y-%m-%d}: nothing was traded in {end[i] - first[i]} sessions from here on; '
+    day, count = prices.index[first[long[0]]], (end - first)[long[0]]
+    return (f'{ticker}, {day:%Y-%m-%d}: nothing was traded in {count} sessions from here on; '
             'windows without any trade are left out')
 
 
