@@ -72,7 +72,7 @@ class DataError(StockerError):
     ):
         self.problem, self.file, self.ticker, self.date, self.remedy = problem, file, ticker, date, remedy
         place = [str(file)] if file else []
-        place += [str(ticker)] if ticker else []
+        place += [str(ticker)[:64]] if ticker else []
         place += [str(date)[:10]] if date is not None else []
         where = f"{', '.join(place)}: " if place else ''
         super().__init__(f"{where}{problem}{f'; {remedy}' if remedy else ''}")

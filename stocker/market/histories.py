@@ -522,7 +522,7 @@ def read_universe(
     "The tickers of a text file; a line that is none is a `DataError`."
     remedy = 'write one ticker on each line'
     try: lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise DataError(f'the file cannot be read ({error})', file=path, remedy=remedy) from error
     tickers = {}
     for number, line in enumerate(lines, 1):
