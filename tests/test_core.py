@@ -17,7 +17,8 @@ def test_the_cache_folder_is_where_the_system_keeps_such_files(monkeypatch, plat
     assert core.cache_folder() == Path(expected).expanduser()
 
 
-@pytest.mark.parametrize('ticker', ['PRN', 'CON', 'CON.DE', 'NUL', 'COM1', 'LPT9.L', 'AAPL', 'GC=F', '^GSPC', 'BRK-B', '7203.T'])
+@pytest.mark.parametrize('ticker', [
+    'PRN', 'CON', 'CON.DE', 'NUL', 'COM1', 'LPT9.L', 'AAPL', 'GC=F', '^GSPC', 'BRK-B', '7203.T'])
 def test_a_ticker_is_found_again_behind_its_file_name(ticker):
     stem = core.file_stem(ticker)
     assert core.stem_ticker(stem) == ticker and stem.split('.')[0].lower() not in core.RESERVED

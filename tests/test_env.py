@@ -265,8 +265,8 @@ def test_buying_before_a_doubling_earns_another_reward_than_holding():
 @pytest.mark.parametrize('action', [
     TradeAction(side='buy', quantity=5), {'side': 'buy', 'quantity': 5},
     MappingProxyType({'side': 'buy', 'quantity': 5}),
-    {'side': 'buy', 'quantity': np.int64(5)}, {'side': np.str_('buy'), 'quantity': np.uint8(5)}, (np.int8(1), np.int16(5)),
-    TradeAction(side='buy', quantity=np.int32(5)),
+    {'side': 'buy', 'quantity': np.int64(5)}, {'side': np.str_('buy'), 'quantity': np.uint8(5)},
+    (np.int8(1), np.int16(5)), TradeAction(side='buy', quantity=np.int32(5)),
     (1, 5), [1, 5], np.array([1, 5]), np.array([1, 5], np.int8), np.array([1, 5], np.uint64)])
 def test_an_order_in_each_of_its_forms_means_the_same(action):
     env = StockerEnv('task_easy')

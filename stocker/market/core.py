@@ -18,6 +18,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import reprlib
 import string
 import sys
@@ -422,7 +423,7 @@ def file_stem(
     ticker: str, # symbol as Yahoo writes it, e.g. 'GC=F' or 'BRK-B'
 ) -> str: # the same as it stands in file names, e.g. 'GC_F'
     "A ticker as part of a file name; anything that could leave its folder is a `StockerError`."
-    allowed = isinstance(ticker, str) and ticker.isascii() and all(c.isalnum() or c in '=^-.' for c in ticker)
+    allowed = isinstance(ticker, str) and re.fullmatch(r'[A-Za-z0-9=^.-]{1,64}', ticker)
     if not allowed or not any(map(str.isalnum, ticker)):
         raise StockerError(f'{excerpt(ticker)} is not a ticker: use letters, digits and the signs = ^ - .')
     return escape_name(ticker.replace('=', '_'), string.ascii_letters, '-_^.')
