@@ -459,12 +459,19 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65_535, help='port to listen on')] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help='clients at once')] = 64,
     idle_seconds: Annotated[float, typer.Option(min=1, help='a session that is silent for so long is closed')] = 900.0,
+    allow_host: Annotated[list[str] | None, typer.Option(
+        help="a name or web page to let in beside this machine's own, e.g. *.hf.space; may be repeated")] = None,
 ) -> None:
     "Serve the environment to other programs, until interrupted."
     from stocker.serving.limits import Limits
     from stocker.serving.server import serve as serve_environment
-    typer.echo(f'Stocker at http://{host}:{port}: OpenEnv at /ws, plain HTTP at /reset and /step. Ctrl+C ends it.')
-    serve_environment(host, port, Limits(max_sessions=max_sessions, idle_seconds=idle_seconds))
+
+    def announce(address: str) -> None:
+        "Say where it listens."
+        typer.echo(f'Stocker at {address}: OpenEnv at /ws, plain HTTP at /reset and /step. Ctrl+C ends it.')
+
+    limits = Limits(max_sessions=max_sessions, idle_seconds=idle_seconds)
+    serve_environment(host, port, limits, allow_host or (), announce)
 
 
 @app.command('check-server')

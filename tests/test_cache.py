@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from waiting import PATIENCE
 
 from stocker.council.cache import (
-    MOST_CHARACTERS, PACKED_COLUMNS, RESERVED, CachedSpecialist, Place, VoteCache, bar_text, cache_stats, escape_name,
+    MOST_CHARACTERS, PACKED_COLUMNS, CachedSpecialist, Place, VoteCache, bar_text, cache_stats,
     is_sealed, observation_digest, pack_cache, packed_votes, path_place, place_path, read_stored, seal, unpack_cache,
     verify_cache, vote_digest)
 from stocker.market.core import (
-    Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest)
+    RESERVED, Abstention, Bar, Headline, MarketObservation, Season, StockerError, Vote, canonical_json, digest,
+    escape_name)
 from stocker.market.data import write_table
 
 TICKERS = ('AAPL', 'aapl', 'BRK.B', 'BRK-B', 'brk-b', '^GSPC', 'GC=F', 'BTC-USD', 'CON', 'con', 'Con', 'PRN', 'AUX',

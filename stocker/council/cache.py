@@ -31,27 +31,14 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from ..market.core import (
-    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, file_stamp, file_stem,
-    need, secret, write_atomically)
+    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, escape_name,
+    file_stamp, file_stem, need, secret, write_atomically)
 from ..market.data import read_table, write_table
 from .specialists import Specialist
 
 # %% ../../nbs/council/22_cache.ipynb #fdc8f3ec
 MOST_CHARACTERS = 64 # of a role, an adapter or a ticker: disks end at 255 bytes
 LABEL = re.compile(rf'[A-Za-z0-9][A-Za-z0-9._-]{{0,{MOST_CHARACTERS - 1}}}') # a role or an adapter
-RESERVED = frozenset({'con', 'prn', 'aux', 'nul', *(f'{port}{i}' for port in ('com', 'lpt') for i in range(10))})
-
-
-def escape_name(
-    text: str, # any text
-    letters: str = string.ascii_uppercase, # those that stand for themselves
-) -> str: # ASCII; no reserved name, and distinct from all others even where case is ignored
-    "A text as a file name that any disk can hold."
-    known = set(letters + string.digits + '-_=^')
-    parts = [character if character in known else
-             ''.join(f'%{byte:02X}' for byte in character.encode('utf-8', 'surrogatepass')) for character in text]
-    if text.lower() in RESERVED: parts[0] = f'%{ord(text[0]):02X}'
-    return ''.join(parts)
 
 # %% ../../nbs/council/22_cache.ipynb #593a854a
 class Place(NamedTuple):

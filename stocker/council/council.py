@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from ..market.core import (
     ROLES, Abstention, CouncilDecision, Decision, Failure, MarketObservation, Portfolio, Refusal, Side, StockerError,
-    Timing, TradeAction, Vote, Votes, as_timing, canonical_json, write_atomically)
+    Timing, TradeAction, Vote, Votes, as_timing, canonical_json, excerpt, is_finite, write_atomically)
 from ..market.episodes import Episode
 from ..trading.engine import Played, Run
 from ..trading.env import StockerEnv
@@ -349,9 +349,7 @@ def check_numbers(
 ) -> None:
     "A `ValueError` where a field is not a finite number."
     for name in names:
-        value = values[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f'{name} is {value!r}')
+        if not is_finite(values[name]): raise ValueError(f'{name} is {excerpt(values[name])}')
 
 
 def read_head(

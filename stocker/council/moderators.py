@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stocker.market.core import (
-    ROLES, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, need, package_path,
-    write_atomically)
+from ..market.core import (
+    ROLES, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, is_finite, need,
+    package_path, write_atomically)
 from ..trading.engine import market_path
 from .council import VotedEpisode, order_by_score
 
@@ -55,7 +55,7 @@ class LogisticModerator:
 
     def __post_init__(self) -> None:
         numbers = (*self.trust, self.lean, self.move)
-        if len(self.trust) != len(ROLES) or not all(math.isfinite(number) for number in numbers) or self.move < 0:
+        if len(self.trust) != len(ROLES) or not all(map(is_finite, numbers)) or self.move < 0:
             raise StockerError(f'a logistic moderator needs {len(ROLES)} finite numbers, a lean and a move')
 
     def probability(

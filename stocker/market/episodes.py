@@ -11,7 +11,7 @@ __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS'
 
 # %% ../../nbs/market/06_episodes.ipynb #27619520
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import cached_property, lru_cache
@@ -24,8 +24,9 @@ import pandas as pd
 from .charts import chart_png
 from .core import (
     Bar, DataError, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season, StockerError,
-    Timing, as_timing, data_path, file_stem)
-from .data import check_prices, load_prices, load_table, read_table
+    Timing, as_timing, data_path, excerpt, file_stem, is_finite)
+from .data import (
+    NYSE_ONLY, SUSPENDED, as_day, check_prices, load_prices, load_table, read_table, untraded_fault)
 from .indicators import indicator_table
 
 # %% ../../nbs/market/06_episodes.ipynb #328ee7ab
@@ -287,8 +288,9 @@ def iso_day(
     text: str, # e.g. 2023-08-01
 ) -> pd.Timestamp: # midnight, no time zone
     "A day as it was given, or a `DataError` where it is none."
-    try: return pd.Timestamp(date.fromisoformat(text))
-    except (ValueError, TypeError): raise DataError(f'{text!r} is not a day', remedy='write it as 2023-08-01') from None
+    try: return as_day(date.fromisoformat(text))
+    except (ValueError, TypeError):
+        raise DataError(f'{excerpt(text)} is not a day', remedy='write it as 2023-08-01') from None
 
 # %% ../../nbs/market/06_episodes.ipynb #f932616e
 def sessions_between(
@@ -310,7 +312,8 @@ def check_sessions(
     "A `DataError` where a row is no session of the exchange, or a session has no row."
     calendar = session_closes(data_path('calendar.parquet'))
     for session in rows:
-        if session not in calendar: decision_time(session, Timing.CLOSE) # says what is wrong
+        if session in calendar: continue
+        raise DataError('not a session of the New York Stock Exchange', ticker=ticker, date=session, remedy=NYSE_ONLY)
     for session in sessions_between(rows[0], end):
         if session not in rows: raise DataError('the session is missing', ticker=ticker, date=session, remedy=remedy)
 
@@ -323,18 +326,23 @@ def window_rows(
     ticker: str, # for the error message
     start: str, # ISO date
     end: str, # ISO date, included
+    splits: Iterable[tuple[str, float]] = (), # as for `price_problems`
 ) -> tuple[int, int]: # row of the first session, number of sessions
     "Where a window lies in a price table, or a `DataError` that says why it cannot be played."
-    if prices.empty: raise DataError('no prices', ticker=ticker, remedy='check the symbol, or choose another source')
-    check_prices(prices, ticker)
+    if isinstance(prices, pd.DataFrame) and prices.empty:
+        raise DataError('no prices', ticker=ticker, remedy='check the symbol, or choose another source')
+    check_prices(prices, ticker, splits=splits)
     choose = f'choose a window between {prices.index[0]:%Y-%m-%d} and {prices.index[-1]:%Y-%m-%d}'
     first, last = prices.index.searchsorted([iso_day(start), iso_day(end) + pd.Timedelta(days=1)])
     if last - first < 2:
         raise DataError(f'the window from {start} to {end} holds {max(0, last - first)} sessions', ticker=ticker,
                         remedy=choose)
     if first < WARM_UP_SESSIONS:
+        later = f'on {prices.index[WARM_UP_SESSIONS]:%Y-%m-%d} or later' if len(prices) > WARM_UP_SESSIONS else 'later'
         raise DataError(f'only {first} sessions of warm-up before the window, {WARM_UP_SESSIONS} are needed',
-                        ticker=ticker, date=start, remedy='start later, or load an earlier history')
+                        ticker=ticker, date=start, remedy=f'start {later}, or load an earlier history')
+    if fault := untraded_fault(prices[first:last], ticker):
+        raise DataError(fault, ticker=ticker, date=prices.index[first], remedy=SUSPENDED)
     check_sessions(prices.index[first - WARM_UP_SESSIONS:last].strftime('%Y-%m-%d'), ticker, end, choose)
     return int(first), int(last - first)
 
@@ -450,8 +458,9 @@ class Episode:
     chart_folder: Path | None = None # where charts of exactly these prices lie ready
 
     def __post_init__(self) -> None:
-        if isinstance(self.starting_cash, bool) or not 0 < float(self.starting_cash) < float('inf'):
-            raise StockerError(f'starting_cash = {self.starting_cash}: it has to be a finite number above zero')
+        if not is_finite(self.starting_cash) or self.starting_cash <= 0:
+            given = excerpt(self.starting_cash)
+            raise StockerError(f'starting_cash = {given}: it has to be a finite number above zero')
         object.__setattr__(self, 'starting_cash', float(self.starting_cash))
         warn_of_dear_days(self)
 
@@ -465,7 +474,7 @@ class Episode:
         **options, # name, facts, peers, starting_cash, chart_folder
     ) -> 'Episode':
         "An episode of any share and window; a table that cannot carry it is a `DataError`."
-        first, steps = window_rows(prices, ticker, start, end)
+        first, steps = window_rows(prices, ticker, start, end, options.get('share_splits') or ())
         for symbol, (_, table) in options.get('peers', {}).items(): check_prices(table, symbol)
         options.setdefault('name', f'{ticker}:{start}:{end}')
         return cls(ticker=ticker, prices=prices.copy(), first=first, steps=steps, **options)
@@ -544,5 +553,6 @@ def load_task(
     name: str, # task_easy, task_medium or task_hard
 ) -> Episode: # the same object for the same data set
     "One of the three tasks, from the data set; an unknown name is a `StockerError`."
-    if name not in TASKS: raise StockerError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
+    if not isinstance(name, str) or name not in TASKS:
+        raise StockerError(f"unknown task {excerpt(name)}: choose one of {', '.join(TASKS)}")
     return task_episode(name, data_path())

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from .core import DataError, file_stem
-from .data import csv_rows
+from .data import YEARS_KNOWN, csv_rows
 
 # %% ../../nbs/market/03_facts.ipynb #b4ec528d
 class Form(NamedTuple):
@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
 
 TEXT = Form(r'(?s).*\S.*', 'text that says something')
-TICKER = Form(r'[A-Z0-9^.=-]*[A-Z0-9][A-Z0-9^.=-]*', 'a ticker')
+TICKER = Form(r'[\^.=-]*[A-Z0-9][A-Z0-9^.=-]*', 'a ticker')
 COUNTRY = Form('[A-Z]{2}', 'a country in two capital letters')
 TONE = Form('positive|neutral|negative', 'positive, neutral or negative')
 STANCE = Form('hawkish|dovish|negative|positive|neutral', 'hawkish, dovish, negative, positive or neutral')
@@ -43,8 +43,9 @@ FORUM_FORMS: dict[str, Form] = {
     'ticker': TICKER, 'released_at': MOMENT, 'community': TEXT, 'score': Form(r'-?\d{1,15}', 'a whole number'),
     'title': TEXT, 'text': Form(r'(?s).*', 'text'), 'origin': Form('composed|imported', 'composed or imported')}
 EARNINGS_FORMS: dict[str, Form] = {
-    'ticker': TICKER, 'fiscal_quarter': Form(r'\d{4}Q[1-4]', 'a quarter such as 2023Q3'), 'released_at': MOMENT,
-    'diluted_eps_gaap': Form(r'-?\d+(\.\d+)?', 'a number')}
+    'ticker': TICKER, 'fiscal_quarter': Form(r'(19|20|21)\d{2}Q[1-4]', 'a quarter such as 2023Q3'),
+    'released_at': MOMENT,
+    'diluted_eps_gaap': Form(r'-?\d{1,9}(\.\d{1,15})?', 'a number')}
 
 # %% ../../nbs/market/03_facts.ipynb #8eb715c8
 def field_fault(
@@ -54,9 +55,11 @@ def field_fault(
     "The first field of a row that does not have its form."
     for column, form in forms.items():
         if not re.fullmatch(form.pattern, row[column], re.ASCII):
-            return f'{column} is {row[column]!r}, not {form.meaning}'
-    try: datetime.fromisoformat(row['released_at'])
-    except ValueError: return f"released_at is {row['released_at']!r}, which is not in the calendar"
+            return f'{column} is {row[column][:80]!r}, not {form.meaning}'
+    try: year = datetime.fromisoformat(row['released_at']).year
+    except ValueError: year = 0
+    if not YEARS_KNOWN[0] <= year <= YEARS_KNOWN[1]:
+        return f"released_at is {row['released_at']!r}, which is not in the calendar"
     return None
 
 # %% ../../nbs/market/03_facts.ipynb #4f2d65ff
@@ -176,7 +179,7 @@ def import_forum(
     for number, line in enumerate(lines, 1):
         if not line.strip(): continue
         try: rows.append({'ticker': ticker, **forum_post(line), 'origin': 'imported'})
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             remedy = 'correct or delete the line'
             raise DataError(f'line {number}: {error}', file=path, ticker=ticker, remedy=remedy) from error
     return by_release(rows, FORUM_FORMS).astype({'score': 'int64'})

@@ -24,11 +24,12 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from stocker.market.core import (
-    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_stamp, file_stem, sha256_of,
-    write_atomically)
+from .core import (
+    SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, excerpt, file_stamp, file_stem,
+    sha256_of, stem_ticker, write_atomically)
 from .data import (
-    ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables, read_price_file)
+    ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, as_day, check_prices, fetch_all, in_window,
+    is_share, is_unadjusted, price_problems, price_tables, read_price_file)
 from .episodes import (
     NEW_YORK, STARTING_CASH, TASKS, WARM_UP_SESSIONS, Episode, Facts, Timeline, feature_table, iso_day, load_facts,
     load_task, moment, relations_of, session_closes)
@@ -55,7 +56,9 @@ def window_starts(
     stride: int, # sessions from one start to the next, at least 1
 ) -> tuple[np.ndarray, np.ndarray]: # number of the session on which each window starts, and its split
     "Where windows start, period by period."
-    if length < 2 or stride < 1: raise StockerError(f'length {length}, stride {stride}: use at least 2 and 1')
+    whole = all(isinstance(number, (int, np.integer)) for number in (length, stride))
+    if not whole or not 2 <= length <= len(sessions) or not 1 <= stride <= len(sessions):
+        raise StockerError(f'length and stride of windows: use at least 2 and 1, and at most {len(sessions)} sessions')
     edges = np.searchsorted(sessions, np.array([day for _, day in PERIODS], dtype='datetime64[D]')).tolist()
     runs = [np.arange(first, end - length + 1, stride) for first, end in zip(edges, [*edges[1:], len(sessions)])]
     splits = np.repeat([split for split, _ in PERIODS], [len(run) for run in runs])
@@ -115,6 +118,9 @@ def ticker_windows(
     starts, splits = window_starts(sessions, length, stride)
     days = prices.index.to_numpy().astype('datetime64[D]')
     kept, rows = whole_windows(days, sessions, starts, length)
+    traded = np.append(0, np.cumsum(prices['volume'].to_numpy() != 0))
+    alive = traded[rows + length] > traded[rows] if is_share(ticker) else rows >= 0
+    kept, rows = kept[alive], rows[alive]
     ends = rows + length - 1
     first, last = (days[i].astype(str).tolist() for i in (rows, ends))
     names = [f'{ticker}:{start}:{end}' for start, end in zip(first, last, strict=True)]
@@ -293,7 +299,7 @@ def load_corpus(
 ) -> Corpus: # in order of time, then ticker
     "The episodes of a split."
     if split not in (None, *SPLITS, 'embargo'):
-        raise StockerError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}, embargo")
+        raise StockerError(f"unknown split {excerpt(split)}: choose one of {', '.join(SPLITS)}, embargo")
     index = corpus_index(histories, length, stride)
     known = sorted(set(index['ticker']))
     if tickers is not None and (unknown := sorted(set(tickers) - set(known))):
@@ -315,9 +321,10 @@ def read_episode_name(
     text: str, # e.g. NVDA:2024-03-01:2024-04-30
 ) -> EpisodeName:
     "Ticker and window as they are written on the command line; anything else is a `StockerError`."
-    parts = text.strip().split(':')
+    parts = text.strip().split(':') if isinstance(text, str) else ()
     if len(parts) != 3:
-        raise StockerError(f'{text!r} is no episode: write ticker, first and last day as NVDA:2024-03-01:2024-04-30')
+        raise StockerError(f'{excerpt(text)} is no episode: '
+                           'write ticker, first and last day as NVDA:2024-03-01:2024-04-30')
     ticker, start, end = parts
     file_stem(ticker)
     if iso_day(start) >= iso_day(end): raise StockerError(f'{text!r}: the window is empty; the later day comes last')
@@ -343,9 +350,7 @@ class HistoriesSource:
         if ticker not in self.histories.tables:
             remedy = f'choose among {known}, or name another source'
             raise DataError('there are no prices of it here', ticker=ticker, remedy=remedy)
-        prices = self.histories.tables[ticker].loc[pd.Timestamp(start):pd.Timestamp(end)]
-        if len(prices): return prices.copy()
-        raise DataError('there are no prices in these days', ticker=ticker, date=start, remedy='choose other days')
+        return in_window(self.histories.tables[ticker], ticker, start, end).copy()
 
 # %% ../../nbs/market/07_histories.ipynb #82dc72f2
 YEARS_BEFORE: int = 5 # years of prices before a window
@@ -383,7 +388,10 @@ def episode_from_source(
         relations |= dict.fromkeys(given, relation)
     tables, failures = fetch_window(source, [ticker, *relations], start, end, wait)
     for symbol, reason in failures.items():
-        if symbol in (ticker, *(peers or ()), *(commodities or ())): raise DataError(reason)
+        if symbol == ticker:
+            raise DataError(f'no prices for a window from {start} to {end} ({reason})', ticker=ticker, date=start,
+                            remedy=f'choose one with {WARM_UP_SESSIONS} sessions on record before it')
+        if symbol in (*(peers or ()), *(commodities or ())): raise DataError(reason)
         warnings.warn(f'{ticker}: goes without {symbol} ({reason})', stacklevel=2)
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
     facts = current_facts(ticker, end, headlines)
@@ -399,7 +407,7 @@ def price_files(
     if not Path(folder).is_dir(): raise DataError('there is no such folder', file=folder, remedy='give another')
     for path in sorted(Path(folder).glob('*.csv*')):
         if not path.name.endswith(('.csv', '.csv.gz')): continue
-        ticker = path.name.removesuffix('.gz').removesuffix('.csv').replace('_', '=').upper()
+        ticker = stem_ticker(path.name.removesuffix('.gz').removesuffix('.csv'))
         try: file_stem(ticker)
         except StockerError as error: problems.append(f'{path.name}: {error}; the file is left out')
         else:
@@ -439,7 +447,7 @@ def kept_prices(
 ) -> pd.DataFrame: # a sound price table
     "The prices in a file, from their copy where there is one; a file that is not sound is a `DataError`."
     copy = cache/READER/f'{sha256_of(path)}.npy'
-    if (kept := read_copy(copy)) is not None: return kept
+    if (kept := read_copy(copy)) is not None and not price_problems(kept, ticker): return kept
     prices = read_price_file(path, ticker)
     check_prices(prices, ticker, file=path.name)
     try: write_copy(prices, copy)
@@ -459,7 +467,33 @@ def missing_sessions(
     wanted = sessions[slice(*np.searchsorted(sessions, [days[0], days[-1] + 1]))]
     if np.array_equal(days, wanted): return None
     wrong = np.setxor1d(days, wanted)
-    return f'{ticker}, {wrong[0]}: {len(wrong)} missing or surplus sessions from here on; their windows are left out'
+    fault = f'{ticker}, {wrong[0]}: {len(wrong)} missing or surplus sessions from here on; their windows are left out'
+    if np.isin(days, wanted).all(): return fault
+    return f'{fault} (shares are on the calendar of the New York Stock Exchange)'
+
+# %% ../../nbs/market/07_histories.ipynb #1a3a4019
+QUIET: int = 10 # sessions without a trade that are worth a word
+
+
+def untraded_sessions(
+    prices: pd.DataFrame, # a price table
+    ticker: str, # its symbol
+) -> str | None: # in words; None where the share was traded all along
+    "A stretch of QUIET or more sessions in which a share was not traded: the first one."
+    still = np.concatenate([[False], prices['volume'].to_numpy() == 0, [False]]) & is_share(ticker)
+    first, end = np.flatnonzero(np.diff(still)).reshape(-1, 2).T
+    if not (long := np.flatnonzero(end - first >= QUIET)).size: return None
+    day, count = prices.index[first[long[0]]], (end - first)[long[0]]
+    return (f'{ticker}, {day:%Y-%m-%d}: nothing was traded in {count} sessions from here on; '
+            'windows without any trade are left out')
+
+
+def table_notes(
+    prices: pd.DataFrame, # a price table
+    ticker: str, # its symbol
+) -> list[str]: # a line for each thing that costs windows
+    "What a sound price table lacks."
+    return [note for find in (missing_sessions, untraded_sessions) if (note := find(prices, ticker))]
 
 # %% ../../nbs/market/07_histories.ipynb #6c44d798
 def folder_histories(
@@ -475,7 +509,9 @@ def folder_histories(
         except DataError as error:
             place = {'file': path.name, 'ticker': ticker, 'date': error.date, 'remedy': 'the file is left out'}
             problems.append(str(DataError(error.problem, **place)))
-        else: problems += [gaps] if (gaps := missing_sessions(tables[ticker], ticker)) else []
+        else:
+            problems += table_notes(tables[ticker], ticker)
+            if is_unadjusted(path): problems.append(f'{path.name}: no adjusted closes; the prices are read, unadjusted')
     if not tables:
         raise DataError('the folder holds no price file that can be read', file=folder,
                         remedy=problems[0] if problems else 'it needs files such as AAPL.csv.gz')
@@ -488,7 +524,7 @@ def read_universe(
     "The tickers of a text file; a line that is none is a `DataError`."
     remedy = 'write one ticker on each line'
     try: lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise DataError(f'the file cannot be read ({error})', file=path, remedy=remedy) from error
     tickers = {}
     for number, line in enumerate(lines, 1):
@@ -511,11 +547,11 @@ def source_histories(
     "The price tables of a universe and of what is looked at beside it."
     symbols = dict.fromkeys(tickers)
     for ticker in tuple(symbols): symbols |= dict.fromkeys(relations_of(ticker))
-    last = pd.Timestamp(end) if end else pd.Timestamp.now('America/New_York').tz_localize(None).normalize()
+    last = as_day(end) if end else pd.Timestamp.now('America/New_York').tz_localize(None).normalize()
     tables, failures = fetch_all(source, symbols, start, last, wait=wait, progress=progress)
     if not tables: raise DataError(f'no prices at all came back ({next(iter(failures.values()), "no ticker")})')
-    gaps = [missing_sessions(table, ticker) for ticker, table in tables.items()]
-    return Histories(tables, (*failures.values(), *filter(None, gaps)))
+    notes = [note for ticker, table in tables.items() for note in table_notes(table, ticker)]
+    return Histories(tables, (*failures.values(), *notes))
 
 
 def save_histories(

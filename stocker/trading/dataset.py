@@ -322,7 +322,8 @@ def file_problems(
     if not (folder/'manifest.json').is_file():
         yield DataError('the record of checksums is missing', file=folder/'manifest.json', remedy=rebuild)
         return
-    try: recorded = dict(json.loads((folder/'manifest.json').read_text(encoding='utf-8'))['files'])
+    try: recorded = {str(name): total for name, total in dict(
+        json.loads((folder/'manifest.json').read_text(encoding='utf-8'))['files']).items()}
     except (ValueError, TypeError, KeyError) as error:
         yield DataError(f'the record cannot be read ({type(error).__name__})', file=folder/'manifest.json',
                         remedy=rebuild)
