@@ -114,7 +114,8 @@ def observation_digest(
     kept = DIGESTS.get(id(observation))
     if kept and kept[0] is observation: return kept[1]
     bars = ','.join([bar_text(*bar) for bar in observation.bars])
-    text = canonical_json(replace(observation, bars=())).replace('[]', f'[{bars}]', 1) # of its names, this one sorts first
+    rest = canonical_json(replace(observation, bars=())) # of the names in it, bars sort first
+    text = rest.replace('[]', f'[{bars}]', 1)
     found = hashlib.sha256(text.encode()).hexdigest()
     if all(isinstance(part, UNCHANGEABLE) for part in vars(observation).values()):
         if len(DIGESTS) >= MOST_DIGESTS: DIGESTS.clear()

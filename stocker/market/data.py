@@ -283,15 +283,17 @@ def read_price_file(
 
 # %% ../../nbs/market/02_data.ipynb #6ccef1c0
 SPLIT_COLUMNS: tuple[str, ...] = ('ticker', 'date', 'ratio')
-ShareSplits = tuple[tuple[str, float], ...] # ISO date of the first new shares, and how many came for one old; oldest first
+ShareSplits = tuple[tuple[str, float], ...] # day of the first new shares, and how many came for one; oldest first
 
 
 def splits_by_ticker(
     rows: Iterable[tuple[str, str, float]], # ticker, ISO date, new shares for one old; 1 says that there was no split
 ) -> dict[str, ShareSplits]: # for every share that is named
-    "The splits of each share; two on one day are a `DataError`."
+    "The splits of each share; one that cannot be, and two on one day, are a `DataError`."
     found: dict[str, dict[str, float]] = {}
     for ticker, day, ratio in sorted(rows):
+        if not 0 < ratio < float('inf'):
+            raise DataError(f'a split of {ratio} shares for one', ticker=ticker, date=day, remedy='correct the line')
         if day in found.setdefault(ticker, {}):
             raise DataError('the split comes twice', ticker=ticker, date=day, remedy='keep one of the lines')
         found[ticker][day] = ratio
@@ -304,9 +306,9 @@ def read_split_file(
     "A table of splits; a line that is none is a `DataError`."
     rows = []
     for line, row in csv_rows(path, SPLIT_COLUMNS):
-        try: ratio = float(Fraction(row['ratio'])) * bool(DAY.fullmatch(row['date']) and date.fromisoformat(row['date']))
+        try: day, ratio = date.fromisoformat(row['date']), float(Fraction(row['ratio']))
         except (ValueError, ArithmeticError): ratio = 0.0
-        if not ratio > 0:
+        if not (0 < ratio < float('inf') and day.isoformat() == row['date']):
             raise DataError(f"line {line}: no split is {row['date']!r}, {row['ratio']!r}", file=path,
                             ticker=row['ticker'], remedy='write the day as 2020-08-31, new shares for one as 4 or 1/10')
         rows.append((row['ticker'], row['date'], ratio))

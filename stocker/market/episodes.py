@@ -372,7 +372,7 @@ def episode_market(
     opens, closes = (episode.prices[name].to_numpy(dtype=np.float64) for name in ('open', 'close'))
     end, last = episode.first + episode.steps, episode.dates[-1]
     today, tomorrow = slice(episode.first, end), slice(episode.first + 1, end + 1)
-    if timing is Timing.CLOSE: return as_paid(Market(closes[today], closes[today], closes[today]), episode.scales[today])
+    if timing is Timing.CLOSE: return as_paid(Market(*3 * [closes[today]]), episode.scales[today])
     place = {'ticker': episode.ticker, 'remedy': "end a session earlier, or use timing='close'"}
     if end >= len(episode.prices):
         fault = 'the session after the window is not on record, so the last order cannot be filled'

@@ -28,10 +28,12 @@ from stocker.market.core import (
     SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, file_stamp, file_stem, sha256_of,
     write_atomically)
 from .data import (
-    ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables, read_price_file)
+    ADJUSTMENT, PRICE_COLUMNS, SPLIT_COLUMNS, PriceSource, ShareSplits, YahooSource, check_prices, fetch_all,
+    price_tables, read_price_file, read_split_file)
 from .episodes import (
     NEW_YORK, TASKS, WARM_UP_SESSIONS, Episode, Facts, Timeline, feature_table, iso_day, load_facts, load_task, moment,
     relations_of, session_closes)
+from .facts import source_splits, split_factors, split_lists
 from .indicators import indicator_table
 
 # %% ../../nbs/market/07_histories.ipynb #dbb5e94d
@@ -144,11 +146,19 @@ class Histories:
     tables: Mapping[str, pd.DataFrame] # price table by ticker, futures included; shared, so copy before changing one
     problems: tuple[str, ...] = () # each says which file was left out, and why
     news: Mapping[str, Timeline] = field(default_factory=dict) # headlines of your own, by ticker
+    splits: Mapping[str, ShareSplits] = field(default_factory=dict) # of every share of which they are known
 
     @property
     def tickers(self) -> list[str]:
         "What can be traded: every symbol but futures."
         return sorted(ticker for ticker in self.tables if not ticker.endswith('=F'))
+
+    def scales(
+        self,
+        ticker: str, # a symbol in the tables
+    ) -> np.ndarray: # (rows,) 1 where nothing is known of splits
+        "What a share's prices have to be multiplied with to be those that were paid."
+        return split_factors(self.tables[ticker].index, self.splits.get(ticker, ()))
 
     @cached_property
     def _derived(self) -> dict[str, tuple[pd.DataFrame, np.ndarray]]:
@@ -171,15 +181,18 @@ class Histories:
 def stored_histories(
     path: Path, # the table of prices
     stamp: tuple[int, ...], # as `file_stamp` gives it: another stamp is another file
+    split_stamp: tuple[int, ...] = (), # that of the table of splits beside it; empty where there is none
 ) -> Histories:
-    "The histories in one file."
-    return Histories(price_tables(path, stamp))
+    "The histories in one file, and the splits of their shares."
+    tables = price_tables(path, stamp)
+    listed = split_lists(path.with_name('splits.parquet'), split_stamp) if split_stamp else {}
+    return Histories(tables, splits={ticker: listed[ticker] for ticker in tables if ticker in listed})
 
 
 def packaged_histories() -> Histories: # the same object for the same data set
     "The price histories of the data set."
     path = data_path('prices.parquet')
-    return stored_histories(path, file_stamp(path))
+    return stored_histories(path, file_stamp(path), file_stamp(data_path('splits.parquet')))
 
 # %% ../../nbs/market/07_histories.ipynb #ea7ff00c
 def corpus_index(
@@ -239,7 +252,8 @@ def corpus_episode(
         raise DataError(fault, ticker=ticker, date=row['first'], remedy='make the index anew')
     peers = {symbol: (kind, tables[symbol]) for symbol, kind in relations_of(ticker).items() if symbol in tables}
     facts = current_facts(ticker, row['last'], histories.news)
-    episode = Episode(row['name'], ticker, tables[ticker], first, last + 1 - first, facts, peers)
+    episode = Episode(row['name'], ticker, tables[ticker], first, last + 1 - first, facts, peers,
+                      share_splits=histories.splits.get(ticker))
     indicators, features = histories.derived(ticker)
     vars(episode).update(indicators=indicators, features=features[first:last + 1])
     return episode
@@ -347,6 +361,13 @@ class HistoriesSource:
         if len(prices): return prices.copy()
         raise DataError('there are no prices in these days', ticker=ticker, date=start, remedy='choose other days')
 
+    def splits(
+        self,
+        ticker: str, # symbol
+    ) -> ShareSplits | None: # None where nothing is known
+        "The splits of one ticker."
+        return self.histories.splits.get(ticker)
+
 # %% ../../nbs/market/07_histories.ipynb #82dc72f2
 YEARS_BEFORE: int = 5 # years of prices before a window
 DAYS_AFTER: int = 7 # days of prices after it
@@ -386,7 +407,8 @@ def episode_from_source(
         warnings.warn(f'{ticker}: goes without {symbol} ({reason})', stacklevel=2)
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
     facts = current_facts(ticker, end, headlines)
-    return Episode.from_prices(tables[ticker], ticker, start, end, facts=facts, peers=others)
+    return Episode.from_prices(tables[ticker], ticker, start, end, facts=facts, peers=others,
+                               share_splits=source_splits(source, ticker))
 
 # %% ../../nbs/market/07_histories.ipynb #b2e58da5
 def price_files(
@@ -396,7 +418,7 @@ def price_files(
     files, problems = {}, []
     if not Path(folder).is_dir(): raise DataError('there is no such folder', file=folder, remedy='give another')
     for path in sorted(Path(folder).glob('*.csv*')):
-        if not path.name.endswith(('.csv', '.csv.gz')): continue
+        if not path.name.endswith(('.csv', '.csv.gz')) or path.name == 'splits.csv': continue
         ticker = path.name.removesuffix('.gz').removesuffix('.csv').replace('_', '=').upper()
         try: file_stem(ticker)
         except StockerError as error: problems.append(f'{path.name}: {error}; the file is left out')
@@ -477,7 +499,8 @@ def folder_histories(
     if not tables:
         raise DataError('the folder holds no price file that can be read', file=folder,
                         remedy=problems[0] if problems else 'it needs files such as AAPL.csv.gz')
-    return Histories(tables, tuple(problems))
+    listed = Path(folder)/'splits.csv'
+    return Histories(tables, tuple(problems), splits=read_split_file(listed) if listed.is_file() else {})
 
 # %% ../../nbs/market/07_histories.ipynb #10e9ca54
 def read_universe(
@@ -513,17 +536,24 @@ def source_histories(
     tables, failures = fetch_all(source, symbols, start, last, wait=wait, progress=progress)
     if not tables: raise DataError(f'no prices at all came back ({next(iter(failures.values()), "no ticker")})')
     gaps = [missing_sessions(table, ticker) for ticker, table in tables.items()]
-    return Histories(tables, (*failures.values(), *filter(None, gaps)))
+    shares = [ticker for ticker in tables if not ticker.endswith('=F')]
+    splits = {ticker: known for ticker in shares if (known := source_splits(source, ticker)) is not None}
+    return Histories(tables, (*failures.values(), *filter(None, gaps)), splits=splits)
 
 
 def save_histories(
     histories: Histories, # price tables
     folder: str | Path, # where the files go; it is made
 ) -> None:
-    "Write each price table as a compressed CSV file."
+    "Write each price table as a compressed CSV file, and what is known of splits."
     for ticker, table in histories.tables.items():
         packed = gzip.compress(table.reset_index().to_csv(index=False, lineterminator='\n').encode(), mtime=0)
         with write_atomically(Path(folder)/f'{file_stem(ticker)}.csv.gz') as path: path.write_bytes(packed)
+    if not histories.splits: return
+    rows = [(ticker, *split) for ticker, splits in sorted(histories.splits.items())
+            for split in splits or ((f'{histories.tables[ticker].index[0]:%Y-%m-%d}', 1.0),)]
+    lines = [','.join(map(str, row)) for row in (SPLIT_COLUMNS, *rows)]
+    with write_atomically(Path(folder)/'splits.csv') as path: path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
 
 # %% ../../nbs/market/07_histories.ipynb #01fc69cd
 def open_histories(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORTH_COMPILING', 'PLAIN_STEPS', 'WORTH_THREADS', 'max_drawdown', 'MarketPath', 'Start', 'Run', 'Played',
-           'shares_held', 'Runs', 'beginnings', 'simulate', 'signed_orders', 'play_orders', 'prepare_path',
-           'market_path', 'stack_paths']
+           'shares_held', 'Runs', 'beginnings', 'simulate', 'signed_orders', 'play_orders', 'ideal_orders',
+           'prepare_path', 'market_path', 'stack_paths']
 
 # %% ../../nbs/trading/13_engine.ipynb #f3f139f8
 import hashlib
@@ -112,8 +112,8 @@ class MarketPath:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         "Everything a batch needs, with an axis of paths, as contiguous arrays."
-        tables = {name: np.ascontiguousarray(getattr(self, name).reshape(len(self.fills), -1))
-                  for name in ('fills', 'marks', 'ideal_pnl_pct', 'closes', 'splits') if getattr(self, name) is not None}
+        names = 'fills', 'marks', 'ideal_pnl_pct', *(('closes', 'splits') if self.splits is not None else ())
+        tables = {name: np.ascontiguousarray(getattr(self, name).reshape(len(self.fills), -1)) for name in names}
         numbers = {name: np.ascontiguousarray(np.reshape(getattr(self, name), -1))
                    for name in ('scale', 'starting_cash', 'transaction_cost', 'steps')}
         return {**tables, **numbers, 'ends': np.ascontiguousarray(self.buy_and_hold[-1].reshape(-1))}
@@ -539,6 +539,13 @@ def play_orders(
     return simulate(path, *signed_orders(wanted), weights, place)
 
 # %% ../../nbs/trading/13_engine.ipynb #87f0051f
+def ideal_orders(
+    market: Market | MarketPath, # prices
+) -> np.ndarray: # (steps, ...) shares to buy or sell, as large as possible or 0
+    "The orders of greedy hindsight; a split is no fall."
+    return greedy_orders(comparable(market, 'fills'), comparable(market, 'marks'))
+
+
 def prepare_path(
     market: Market, # prices, with arrays (steps,) or (steps, episodes)
     starting_cash: float, # USD
@@ -554,8 +561,7 @@ def prepare_path(
     splits = None if market.splits is None else np.array(np.broadcast_to(market.splits.T, whole[::-1]).T)
     bare = MarketPath(fills, marks, closes, np.zeros(whole), np.ones(whole), np.ones(shape),
                       np.full(shape, len(fills)), cash, fees, splits)
-    tables = (comparable(market, name).reshape(len(fills), -1) for name in ('fills', 'marks'))
-    wanted = greedy_orders(*tables) # one column for all fees
+    wanted = ideal_orders(market).reshape(len(fills), -1) # one column for all fees
     sides, quantities = (np.broadcast_to(part, (len(fills), runs)) for part in signed_orders(wanted))
     greedy = simulate(bare, sides, quantities, place=np.arange(runs)).values.reshape(whole)
     keeping = Runs(bare, beginnings(bare, np.arange(runs)))
