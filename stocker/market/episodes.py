@@ -398,7 +398,7 @@ def observe(
     return MarketObservation(
         episode.ticker, session, timing.value, decided_at.isoformat(), tuple(bars),
         {name: None if np.isnan(value) else value for name, value in values.items()},
-        season_on(season(episode.prices, today), episode.scales[today]),
+        season_on(season(episode.prices, today), float(episode.scales[today])),
         fundamentals(facts.earnings, decided_at, close, episode.share_splits or ()),
         facts.news.window(decided_at, NEWS_DAYS), facts.forum.window(decided_at, FORUM_DAYS),
         facts.macro.window(decided_at, MACRO_DAYS), tuple(move for move in moves if move),

@@ -253,8 +253,8 @@ def write_dataset(
     "Write every file of the data set but its record."
     copy_facts(facts, folder/'facts', posts)
     first = {'prices': fetch_prices(source, end, progress),
-             'splits': split_table(source, folder/'facts'/'splits.csv'), 'calendar': nyse_sessions(*CALENDAR).reset_index(),
-             **fact_tables(folder/'facts')}
+             'splits': split_table(source, folder/'facts'/'splits.csv'),
+             'calendar': nyse_sessions(*CALENDAR).reset_index(), **fact_tables(folder/'facts')}
     for name, table in first.items(): write_table(table, folder/f'{name}.parquet')
     with using_data(folder):
         episodes = [load_task(name) for name in TASKS]
