@@ -355,7 +355,7 @@ def test_roles_and_adapters_do_not_share_votes(tmp_path):
 def test_every_field_of_an_observation_counts():
     changes = {'ticker': 'MSFT', 'date': '2024-01-04', 'timing': 'next_open', 'decided_at': 'later', 'bars': BARS[1:],
                'indicators': {}, 'season': None, 'fundamentals': SEASON, 'news': (NEWS,), 'forum': (NEWS,),
-               'macro': (NEWS,), 'peers': (NEWS,)}
+               'macro': (NEWS,), 'peers': (NEWS,), 'split_adjusted': True}
     assert set(changes) == {field.name for field in fields(MarketObservation)}
     digests = {vote_digest(replace(observe(), **{name: value}), 'news', 'm') for name, value in changes.items()}
     assert len(digests | {vote_digest(observe(), 'news', 'm')}) == len(changes) + 1

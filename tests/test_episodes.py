@@ -318,7 +318,8 @@ def test_the_unit_of_the_dates_changes_nothing(unit):
              for symbol, (relation, table) in whole.peers.items()}
     prices = whole.prices.set_axis(whole.prices.index.as_unit(unit))
     task = TASKS['task_easy']
-    episode = Episode.from_prices(prices, 'AAPL', task.start, task.end, facts=whole.facts, peers=peers)
+    episode = Episode.from_prices(prices, 'AAPL', task.start, task.end, facts=whole.facts, peers=peers,
+                                  share_splits=whole.share_splits)
     assert (episode.first, episode.steps, episode.dates) == (whole.first, whole.steps, whole.dates)
     for ours, theirs in zip(episode.observations('next_open'), whole.observations('next_open'), strict=True):
         assert ours == theirs

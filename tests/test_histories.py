@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stocker.market.histories as histories_module
-from stocker.market.core import DataError, StockerError, Timing, data_path
+from stocker.market.core import DataError, StockerError, canonical_json, Timing, data_path
 from stocker.market.data import FolderSource, RateLimited, YahooSource, load_prices
 from stocker.market.episodes import SECTORS, Episode, load_task, peers_of, relations_of
 from stocker.market.histories import (
@@ -170,7 +170,7 @@ def test_two_sessions_and_constant_prices_have_a_regime():
 
 def test_no_observation_tells_the_regime_or_the_split():
     episode = load_corpus('test')[0]
-    text = repr(episode.observations()[0])
+    text = canonical_json(episode.observations()[0])
     for word in ('regime', 'rising', 'falling calm', 'volatile', 'split', 'test'): assert word not in text
 
 

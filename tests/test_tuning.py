@@ -180,7 +180,8 @@ def corrected(episode, row, **changes):
     prices.iloc[row] *= 1.0001
     return Episode.from_prices(
         prices, episode.ticker, episode.dates[0], episode.dates[-1],
-        **{'name': episode.name, 'facts': episode.facts, 'peers': episode.peers, **changes})
+        **{'name': episode.name, 'facts': episode.facts, 'peers': episode.peers,
+           'share_splits': episode.share_splits, **changes})
 
 
 def test_another_version_of_the_data_is_refused_by_its_step(trace):

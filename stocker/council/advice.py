@@ -16,6 +16,7 @@ from ..market.core import (
     Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
 from ..market.data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
 from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
+from ..market.facts import source_splits
 from ..market.histories import current_facts, fetch_window, relations_of
 from ..trading.reward import RewardWeights
 from .council import Council
@@ -122,6 +123,7 @@ def observe_latest(
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
     facts = current_facts(ticker, session)
     episode = Episode.from_prices(prices, ticker, f'{prices.index[-2]:%Y-%m-%d}', session, peers=others,
+                                  share_splits=source_splits(source, ticker),
                                   facts=replace(facts, news=Timeline([*facts.news.facts, *headlines])))
     observation = episode.observations(Timing.NEXT_OPEN)[-1]
     return observation, unseen(observation, failures, headlines, trouble)

@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date as Day
 from functools import lru_cache
 from pathlib import Path
@@ -81,7 +81,7 @@ def path_place(
     raise StockerError(f'{path!r} is not the path of a vote')
 
 # %% ../../nbs/council/22_cache.ipynb #546bef63
-UNCHANGEABLE = (str, tuple, MappingProxyType, type(None)) # what the parts of an observation are made of
+UNCHANGEABLE = (str, bool, tuple, MappingProxyType, type(None)) # what the parts of an observation are made of
 DIGESTS: dict[int, tuple[MarketObservation, str]] = {} # by identity, with the observation itself
 MOST_DIGESTS = 1024 # observations
 
@@ -100,9 +100,9 @@ def observation_digest(
     "The digest of a whole observation, computed once for each."
     kept = DIGESTS.get(id(observation))
     if kept and kept[0] is observation: return kept[1]
-    rest = {name: value for name, value in vars(observation).items() if name != 'bars'}
     bars = ','.join([bar_text(*bar) for bar in observation.bars])
-    text = f'{{"bars":[{bars}],{canonical_json(rest)[1:]}' # of the names in an observation, this one sorts first
+    rest = canonical_json(replace(observation, bars=())) # of the names in it, bars sort first
+    text = rest.replace('[]', f'[{bars}]', 1)
     found = hashlib.sha256(text.encode()).hexdigest()
     if all(isinstance(part, UNCHANGEABLE) for part in vars(observation).values()):
         if len(DIGESTS) >= MOST_DIGESTS: DIGESTS.clear()

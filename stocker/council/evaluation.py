@@ -19,9 +19,9 @@ import numpy as np
 from ..market.core import (
     SESSIONS_A_YEAR, Abstention, CouncilDecision, Failure, Timing, Vote, Votes, write_atomically)
 from ..market.episodes import Episode, dear_days
-from ..trading.engine import market_path, max_drawdown, play_orders
+from ..trading.engine import ideal_orders, market_path, max_drawdown, play_orders
 from ..trading.env import StockerEnv
-from ..trading.orders import greedy_orders, switch_orders
+from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
 from .council import Council, Trace, play
 from .specialists import shortened
@@ -97,7 +97,7 @@ def baselines(
     "What a run of an episode is compared with."
     path = market_path(episode, timing, weights.transaction_cost)
     always = np.ones(episode.steps, bool)
-    orders = [switch_orders(~always), switch_orders(always), greedy_orders(path.fills, path.marks), path.optimal_orders]
+    orders = [switch_orders(~always), switch_orders(always), ideal_orders(path), path.optimal_orders]
     batch = play_orders(path, np.stack(orders, axis=1), weights)
     return [PolicyRun(name, batch.values[:, j], batch.rewards[:, j], batch.traded[:, j], episode.starting_cash,
                       float(batch.invalid[:, j].mean())) for j, name in enumerate(BASELINES)]

@@ -17,6 +17,7 @@ import numpy as np
 from ..market.core import (
     ROLES, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, is_finite, need,
     package_path, write_atomically)
+from ..market.episodes import comparable
 from ..trading.engine import market_path
 from .council import VotedEpisode, order_by_score
 
@@ -40,7 +41,7 @@ def moves_ahead(
     path = market_path(voted.episode, voted.timing)
     steps = len(path.fills)
     if not 1 <= horizon < steps: raise StockerError(f'horizon = {horizon}: use 1 to {steps - 1} sessions')
-    return path.marks[horizon:] / path.fills[:steps - horizon] - 1.0
+    return comparable(path, 'marks')[horizon:] / comparable(path, 'fills')[:steps - horizon] - 1.0
 
 # %% ../../nbs/council/24_moderators.ipynb #ab0247f0
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..market.core import (
     ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Portfolio,
     Decision, Failure, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
 from ..council.council import Council, Moderator
-from ..market.episodes import FORUM_DAYS, MACRO_DAYS, NEWS_DAYS
+from ..market.episodes import FORUM_DAYS, MACRO_DAYS, NEWS_DAYS, chart_title
 from ..market.indicators import INDICATORS, shown
 from .client import Client, Messages, Reply
 from ..council.specialists import NAMES, age_in_days, known, own_return, percent, shortened
@@ -314,7 +314,8 @@ def question(
         raise StockerError(f'there is nothing to ask {role} about: {missing.reason}')
     ticker, date = outside_line(observation.ticker, 20), outside_line(observation.date, 10)
     evidence = PICTURE_NOTE if picture else SEATS[role].evidence(observation)
-    return f'{ticker}, {date}\n{evidence}\nYour vote on {ticker}, as one JSON object:'
+    known = ', prices split-adjusted' if observation.split_adjusted else ''
+    return f'{ticker}, {date}{known}\n{evidence}\nYour vote on {ticker}, as one JSON object:'
 
 # %% ../../nbs/llm/36_prompts.ipynb #3a57ee21
 def vote_messages(
@@ -326,7 +327,7 @@ def vote_messages(
     system, picture = system_prompt(role), images and role == 'chart_pattern'
     content = text = question(role, observation, picture)
     if picture:
-        url = chart_url(tuple(observation.bars), f'{observation.ticker} {observation.date}')
+        url = chart_url(tuple(observation.bars), chart_title(observation))
         content = [{'type': 'image_url', 'image_url': {'url': url}}, {'type': 'text', 'text': text}]
     return [{'role': 'system', 'content': system}, {'role': 'user', 'content': content}]
 

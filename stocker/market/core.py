@@ -25,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -191,7 +191,7 @@ def as_timing(
 
 # %% ../../nbs/market/01_core.ipynb #a88eb782
 class Bar(NamedTuple):
-    "One session of one share, in USD, adjusted for splits."
+    "One session of one share, on the scale of the day of decision: adjusted for the splits up to it."
 
     date: str # ISO date of the session
     open: float # USD
@@ -280,6 +280,7 @@ class MarketObservation:
     forum: tuple[ForumPost, ...] # last 7 days, oldest first
     macro: tuple[MacroEvent, ...] # last 14 days, oldest first
     peers: tuple[PeerMove, ...] # peers, commodities, market
+    split_adjusted: bool = field(default=False, metadata={'written': False}) # levels, since no splits are known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'indicators', MappingProxyType(dict(self.indicators)))
@@ -326,7 +327,9 @@ def plain(
     if hasattr(value, '_fields'): return {name: plain(item) for name, item in zip(value._fields, value)}
     if isinstance(value, (list, tuple)): return [plain(item) for item in value]
     if isinstance(value, Mapping): return {str(key): plain(item) for key, item in value.items()}
-    if is_dataclass(value): return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
+    if is_dataclass(value): # a field that came later is written only where it says something
+        return {part.name: plain(getattr(value, part.name)) for part in fields(value)
+                if part.metadata.get('written', True) or getattr(value, part.name) != part.default}
     if isinstance(value, BaseModel): return plain(value.model_dump())
     if hasattr(value, 'tolist'): return plain(value.tolist())
     raise TypeError(f'{type(value).__name__} cannot be written as JSON')

@@ -6,8 +6,9 @@
 __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS', 'MACRO_DAYS', 'FACT_TABLES', 'PEERS',
            'COMMODITIES', 'MARKET', 'SECTORS', 'OIL_SECTORS', 'FEATURES', 'STARTING_CASH', 'TASKS', 'session_closes',
            'decision_time', 'moment', 'Timeline', 'Earnings', 'Facts', 'rows_as', 'facts_of', 'load_facts',
-           'fundamentals', 'season', 'peers_of', 'relations_of', 'Market', 'feature_table', 'iso_day', 'chart_path',
-           'chart_jobs', 'dear_days', 'Episode', 'Task', 'task_episode', 'load_task']
+           'fundamentals', 'season', 'peers_of', 'relations_of', 'Market', 'comparable', 'as_paid', 'feature_table',
+           'iso_day', 'chart_path', 'chart_title', 'chart_jobs', 'dear_days', 'Episode', 'Task', 'task_episode',
+           'load_task']
 
 # %% ../../nbs/market/06_episodes.ipynb #27619520
 import warnings
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -26,8 +28,10 @@ from .core import (
     Bar, DataError, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season, StockerError,
     Timing, as_timing, data_path, excerpt, file_stem, is_finite)
 from .data import (
-    NYSE_ONLY, SUSPENDED, as_day, check_prices, load_prices, load_table, read_table, untraded_fault)
-from .indicators import indicator_table
+    NYSE_ONLY, SUSPENDED, ShareSplits, as_day, check_prices, load_prices, load_table, read_table, untraded_fault)
+from .facts import load_splits, split_between, split_factors
+from .indicators import INDICATORS, indicator_table
+
 
 # %% ../../nbs/market/06_episodes.ipynb #328ee7ab
 NEW_YORK = ZoneInfo('America/New_York')
@@ -147,10 +151,12 @@ def fundamentals(
     earnings: Timeline, # of Earnings
     decided_at: datetime, # time of decision
     close: float, # last close known, USD
+    splits: ShareSplits = (), # of the share; earnings are on record a share of their day
 ) -> Fundamentals | None: # None where no earnings were on record
     "Earnings on record at the time of decision, and the price over them."
     if not (known := earnings.window(decided_at)): return None
-    eps = known[-1].trailing_eps
+    eps, since = known[-1].trailing_eps, moment(known[-1].released_at)
+    if eps is not None: eps = eps / split_between(splits, since.date().isoformat(), decided_at.date().isoformat())
     return Fundamentals(known[-1].fiscal_quarter, eps, close / eps if eps is not None and eps > 0 else None)
 
 # %% ../../nbs/market/06_episodes.ipynb #303f07cc
@@ -256,11 +262,32 @@ def relations_of(
 # %% ../../nbs/market/06_episodes.ipynb #02832aa8
 @dataclass(frozen=True, eq=False)
 class Market:
-    "The prices that the orders of an episode meet, one for each decision."
+    "The prices that the orders of an episode meet, one for each decision, on the scale of its day."
 
-    fills: np.ndarray # (steps,) price at which the day's order is filled, USD
-    marks: np.ndarray # (steps,) price at which the portfolio is valued after it, USD
-    closes: np.ndarray # (steps,) last close known when the decision is taken, USD
+    fills: np.ndarray # (steps, ...) price at which the day's order is filled, USD
+    marks: np.ndarray # (steps, ...) price at which the portfolio is valued after it, USD
+    closes: np.ndarray # (steps, ...) last close known when the decision is taken, USD
+    splits: np.ndarray | None = None # (steps, ...) shares that came for one since the decision before; None: no split
+
+
+def comparable(
+    market: Any, # a `Market`, or anything else with prices and splits
+    name: str, # fills, marks or closes
+) -> np.ndarray: # (steps, ...) USD, on the scale of the first decision
+    "Prices between which a change is a change of worth, and not a split."
+    prices = getattr(market, name)
+    return prices if market.splits is None else prices * np.cumprod(market.splits, axis=0)
+
+
+def as_paid(
+    market: Market, # prices on record
+    scales: np.ndarray, # (steps, ...) what those of each decision day have to be multiplied with
+) -> Market:
+    "Prices on the scale of each decision day, and the splits between one decision and the next."
+    if (scales == 1).all(): return market
+    splits = np.concatenate([np.ones_like(scales[:1]), scales[:-1] / scales[1:]])
+    prices = (prices * scales for prices in (market.fills, market.marks, market.closes))
+    return Market(*prices, splits if (splits != 1).any() else None)
 
 # %% ../../nbs/market/06_episodes.ipynb #e5f8b553
 FEATURES: tuple[str, ...] = (
@@ -356,7 +383,7 @@ def episode_market(
     opens, closes = (episode.prices[name].to_numpy(dtype=np.float64) for name in ('open', 'close'))
     end, last = episode.first + episode.steps, episode.dates[-1]
     today, tomorrow = slice(episode.first, end), slice(episode.first + 1, end + 1)
-    if timing is Timing.CLOSE: return Market(closes[today], closes[today], closes[today])
+    if timing is Timing.CLOSE: return as_paid(Market(*3 * [closes[today]]), episode.scales[today])
     place = {'ticker': episode.ticker, 'remedy': "end a session earlier, or use timing='close'"}
     if end >= len(episode.prices):
         fault = 'the session after the window is not on record, so the last order cannot be filled'
@@ -364,30 +391,52 @@ def episode_market(
     following = episode.prices.index[end].strftime('%Y-%m-%d')
     if sessions_between(last, following)[1:] != [following]:
         raise DataError(f'the row after {last} is not the next session', date=following, **place)
-    return Market(opens[tomorrow], closes[tomorrow], closes[today])
+    return as_paid(Market(opens[tomorrow], closes[tomorrow], closes[today]), episode.scales[today])
 
 # %% ../../nbs/market/06_episodes.ipynb #a6ec1b10
 def observe(
     episode: 'Episode',
     timing: Timing, # the decision timing
-    bars: list[Bar], # sessions up to the decision day
-    values: dict[str, float], # indicators of that day; NaN while warming up
+    bars: list[Bar], # sessions up to the decision day, on its scale
+    values: dict[str, float], # indicators of that day, on its scale; NaN while warming up
 ) -> MarketObservation:
     "What was public at one decision."
     session, close = bars[-1].date, bars[-1].close
     decided_at = decision_time(session, timing)
     moves = [peer_move(symbol, relation, table, known_rows(table, relation, session, timing))
              for symbol, (relation, table) in episode.peers.items()]
-    facts = episode.facts
+    facts, today = episode.facts, episode.prices.index.get_loc(session)
     return MarketObservation(
         episode.ticker, session, timing.value, decided_at.isoformat(), tuple(bars),
         {name: None if np.isnan(value) else value for name, value in values.items()},
-        season(episode.prices, episode.prices.index.get_loc(session)), fundamentals(facts.earnings, decided_at, close),
+        season_on(season(episode.prices, today), float(episode.scales[today])),
+        fundamentals(facts.earnings, decided_at, close, episode.share_splits or ()),
         facts.news.window(decided_at, NEWS_DAYS), facts.forum.window(decided_at, FORUM_DAYS),
-        facts.macro.window(decided_at, MACRO_DAYS), tuple(move for move in moves if move))
+        facts.macro.window(decided_at, MACRO_DAYS), tuple(move for move in moves if move),
+        episode.share_splits is None)
 
 # %% ../../nbs/market/06_episodes.ipynb #3c2884ee
 BAR_SESSIONS = 260
+LEVELS = [name for name in INDICATORS if name not in ('rsi_14', 'bollinger_position')] # indicators in USD
+
+
+def season_on(
+    season: Season, # from prices on record
+    scale: float, # what these have to be multiplied with
+) -> Season:
+    "A season on the scale of its day."
+    return season._replace(high_252=season.high_252 * scale, low_252=season.low_252 * scale)
+
+
+def bars_on(
+    frame: pd.DataFrame, # sessions on record
+    scale: float, # what its prices have to be multiplied with
+) -> list[Bar]:
+    "Bars on the scale of one day."
+    prices = ((frame[name] * scale).tolist() for name in Bar._fields[1:5])
+    return [Bar(*row) for row in zip(frame.index.strftime('%Y-%m-%d').tolist(), *prices,
+                                     (frame['volume'] / scale).tolist(), strict=True)]
+
 
 @lru_cache(maxsize=64)
 def episode_observations(
@@ -397,11 +446,12 @@ def episode_observations(
     "All observations of an episode, made in one pass."
     start = max(0, episode.first - BAR_SESSIONS + 1)
     frame = episode.prices.iloc[start:episode.first + episode.steps]
-    columns = [frame.index.strftime('%Y-%m-%d').tolist(), *(frame[name].tolist() for name in Bar._fields[1:])]
-    bars = [Bar(*row) for row in zip(*columns, strict=True)]
-    table = episode.indicators.iloc[start:episode.first + episode.steps].to_dict('records')
-    rows = range(episode.first - start, len(bars))
-    return tuple(observe(episode, timing, bars[max(0, row - BAR_SESSIONS + 1):row + 1], table[row]) for row in rows)
+    scales, rows = episode.scales[start:episode.first + episode.steps], range(episode.first - start, len(frame))
+    bars = {scale: bars_on(frame, scale) for scale in set(scales[rows.start:].tolist())}
+    table = episode.indicators.iloc[start:episode.first + episode.steps]
+    table = table.assign(**{name: table[name] * scales for name in LEVELS}).to_dict('records')
+    return tuple(observe(episode, timing, bars[scales[row]][max(0, row - BAR_SESSIONS + 1):row + 1], table[row])
+                 for row in rows)
 
 # %% ../../nbs/market/06_episodes.ipynb #845de5c0
 def chart_path(
@@ -413,12 +463,19 @@ def chart_path(
     return folder/f'{file_stem(ticker)}_{session}.png'
 
 
+def chart_title(
+    look: MarketObservation, # one day
+) -> str: # e.g. 'AAPL 2023-08-01'
+    "What stands over a day's chart."
+    return f'{look.ticker} {look.date}' + (', split-adjusted' if look.split_adjusted else '')
+
+
 def chart_jobs(
     episode: 'Episode',
     folder: Path, # where charts lie
 ) -> list[tuple[Path, tuple[Bar, ...], str]]: # (steps,) file, bars and title, as `write_charts` takes them
     "What each chart of an episode shows, and where it belongs."
-    return [(chart_path(folder, episode.ticker, look.date), look.bars, f'{episode.ticker} {look.date}')
+    return [(chart_path(folder, episode.ticker, look.date), look.bars, chart_title(look))
             for look in episode.observations()]
 
 # %% ../../nbs/market/06_episodes.ipynb #34a1bec1
@@ -449,13 +506,14 @@ class Episode:
 
     name: str # unique name
     ticker: str # the share
-    prices: pd.DataFrame # whole history: warm-up, window, and where there is one the session after it
+    prices: pd.DataFrame # whole history, split-adjusted: warm-up, window, and where there is one the session after it
     first: int # row of the first decision day
     steps: int # number of decisions
     facts: Facts = field(default_factory=Facts) # dated facts
     peers: dict[str, tuple[str, pd.DataFrame]] = field(default_factory=dict) # symbol -> (relation, price table)
     starting_cash: float = STARTING_CASH # USD
     chart_folder: Path | None = None # where charts of exactly these prices lie ready
+    share_splits: ShareSplits | None = None # every split that the prices are adjusted for; None: nothing is known
 
     def __post_init__(self) -> None:
         if not is_finite(self.starting_cash) or self.starting_cash <= 0:
@@ -471,7 +529,7 @@ class Episode:
         ticker: str, # the share
         start: str, # ISO date of the window's first day
         end: str, # ISO date of the window's last day, included
-        **options, # name, facts, peers, starting_cash, chart_folder
+        **options, # name, facts, peers, starting_cash, chart_folder, share_splits
     ) -> 'Episode':
         "An episode of any share and window; a table that cannot carry it is a `DataError`."
         first, steps = window_rows(prices, ticker, start, end, options.get('share_splits') or ())
@@ -483,6 +541,11 @@ class Episode:
     def dates(self) -> tuple[str, ...]: # (steps,) ISO dates
         "The sessions on which decisions are taken."
         return tuple(self.prices.index[self.first:self.first + self.steps].strftime('%Y-%m-%d'))
+
+    @cached_property
+    def scales(self) -> np.ndarray: # (rows,) 1 where nothing is known of splits
+        "What the prices of each session have to be multiplied with to be those that were paid."
+        return split_factors(self.prices.index, self.share_splits or ())
 
     @cached_property
     def indicators(self) -> pd.DataFrame:
@@ -546,7 +609,8 @@ def task_episode(
     task = TASKS[name]
     peers = {symbol: (relation, load_prices(symbol)) for symbol, relation in relations_of(task.ticker).items()}
     return Episode.from_prices(load_prices(task.ticker), task.ticker, task.start, task.end, name=name,
-                               facts=load_facts(task.ticker), peers=peers, chart_folder=folder/'charts')
+                               facts=load_facts(task.ticker), peers=peers, chart_folder=folder/'charts',
+                               share_splits=load_splits(task.ticker))
 
 
 def load_task(

@@ -28,11 +28,12 @@ from .core import (
     SESSIONS_A_YEAR, DataError, StockerError, cache_folder, data_path, excerpt, file_stamp, file_stem,
     sha256_of, stem_ticker, write_atomically)
 from .data import (
-    ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, as_day, check_prices, fetch_all, in_window,
-    is_share, is_unadjusted, price_problems, price_tables, read_price_file)
+    ADJUSTMENT, PRICE_COLUMNS, SPLIT_COLUMNS, PriceSource, ShareSplits, YahooSource, as_day, check_prices, fetch_all,
+    in_window, is_share, is_unadjusted, price_problems, price_tables, read_price_file, read_split_file)
 from .episodes import (
     NEW_YORK, STARTING_CASH, TASKS, WARM_UP_SESSIONS, Episode, Facts, Timeline, feature_table, iso_day, load_facts,
     load_task, moment, relations_of, session_closes)
+from .facts import source_splits, split_factors, split_lists
 from .indicators import indicator_table
 
 # %% ../../nbs/market/07_histories.ipynb #dbb5e94d
@@ -150,11 +151,19 @@ class Histories:
     tables: Mapping[str, pd.DataFrame] # price table by ticker, futures included; shared, so copy before changing one
     problems: tuple[str, ...] = () # each says which file was left out, and why
     news: Mapping[str, Timeline] = field(default_factory=dict) # headlines of your own, by ticker
+    splits: Mapping[str, ShareSplits] = field(default_factory=dict) # of every share of which they are known
 
     @property
     def tickers(self) -> list[str]:
         "What can be traded: every symbol but futures."
         return sorted(ticker for ticker in self.tables if not ticker.endswith('=F'))
+
+    def scales(
+        self,
+        ticker: str, # a symbol in the tables
+    ) -> np.ndarray: # (rows,) 1 where nothing is known of splits
+        "What a share's prices have to be multiplied with to be those that were paid."
+        return split_factors(self.tables[ticker].index, self.splits.get(ticker, ()))
 
     @cached_property
     def _derived(self) -> dict[str, tuple[pd.DataFrame, np.ndarray]]:
@@ -177,15 +186,18 @@ class Histories:
 def stored_histories(
     path: Path, # the table of prices
     stamp: tuple[int, ...], # as `file_stamp` gives it: another stamp is another file
+    split_stamp: tuple[int, ...] = (), # that of the table of splits beside it; empty where there is none
 ) -> Histories:
-    "The histories in one file."
-    return Histories(price_tables(path, stamp))
+    "The histories in one file, and the splits of their shares."
+    tables = price_tables(path, stamp)
+    listed = split_lists(path.with_name('splits.parquet'), split_stamp) if split_stamp else {}
+    return Histories(tables, splits={ticker: listed[ticker] for ticker in tables if ticker in listed})
 
 
 def packaged_histories() -> Histories: # the same object for the same data set
     "The price histories of the data set."
     path = data_path('prices.parquet')
-    return stored_histories(path, file_stamp(path))
+    return stored_histories(path, file_stamp(path), file_stamp(data_path('splits.parquet')))
 
 # %% ../../nbs/market/07_histories.ipynb #ea7ff00c
 def corpus_index(
@@ -245,7 +257,8 @@ def corpus_episode(
         raise DataError(fault, ticker=ticker, date=row['first'], remedy='make the index anew')
     peers = {symbol: (kind, tables[symbol]) for symbol, kind in relations_of(ticker).items() if symbol in tables}
     facts = current_facts(ticker, row['last'], histories.news)
-    episode = Episode(row['name'], ticker, tables[ticker], first, last + 1 - first, facts, peers)
+    episode = Episode(row['name'], ticker, tables[ticker], first, last + 1 - first, facts, peers,
+                      share_splits=histories.splits.get(ticker))
     indicators, features = histories.derived(ticker)
     vars(episode).update(indicators=indicators, features=features[first:last + 1])
     return episode
@@ -352,6 +365,13 @@ class HistoriesSource:
             raise DataError('there are no prices of it here', ticker=ticker, remedy=remedy)
         return in_window(self.histories.tables[ticker], ticker, start, end).copy()
 
+    def splits(
+        self,
+        ticker: str, # symbol
+    ) -> ShareSplits | None: # None where nothing is known
+        "The splits of one ticker."
+        return self.histories.splits.get(ticker)
+
 # %% ../../nbs/market/07_histories.ipynb #82dc72f2
 YEARS_BEFORE: int = 5 # years of prices before a window
 DAYS_AFTER: int = 7 # days of prices after it
@@ -396,7 +416,7 @@ def episode_from_source(
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
     facts = current_facts(ticker, end, headlines)
     return Episode.from_prices(tables[ticker], ticker, start, end, facts=facts, peers=others,
-                               starting_cash=starting_cash)
+                               starting_cash=starting_cash, share_splits=source_splits(source, ticker))
 
 # %% ../../nbs/market/07_histories.ipynb #b2e58da5
 def price_files(
@@ -406,7 +426,7 @@ def price_files(
     files, problems = {}, []
     if not Path(folder).is_dir(): raise DataError('there is no such folder', file=folder, remedy='give another')
     for path in sorted(Path(folder).glob('*.csv*')):
-        if not path.name.endswith(('.csv', '.csv.gz')): continue
+        if not path.name.endswith(('.csv', '.csv.gz')) or path.name == 'splits.csv': continue
         ticker = stem_ticker(path.name.removesuffix('.gz').removesuffix('.csv'))
         try: file_stem(ticker)
         except StockerError as error: problems.append(f'{path.name}: {error}; the file is left out')
@@ -515,7 +535,8 @@ def folder_histories(
     if not tables:
         raise DataError('the folder holds no price file that can be read', file=folder,
                         remedy=problems[0] if problems else 'it needs files such as AAPL.csv.gz')
-    return Histories(tables, tuple(problems))
+    listed = Path(folder)/'splits.csv'
+    return Histories(tables, tuple(problems), splits=read_split_file(listed) if listed.is_file() else {})
 
 # %% ../../nbs/market/07_histories.ipynb #10e9ca54
 def read_universe(
@@ -550,18 +571,25 @@ def source_histories(
     last = as_day(end) if end else pd.Timestamp.now('America/New_York').tz_localize(None).normalize()
     tables, failures = fetch_all(source, symbols, start, last, wait=wait, progress=progress)
     if not tables: raise DataError(f'no prices at all came back ({next(iter(failures.values()), "no ticker")})')
+    shares = [ticker for ticker in tables if not ticker.endswith('=F')]
+    splits = {ticker: known for ticker in shares if (known := source_splits(source, ticker)) is not None}
     notes = [note for ticker, table in tables.items() for note in table_notes(table, ticker)]
-    return Histories(tables, (*failures.values(), *notes))
+    return Histories(tables, (*failures.values(), *notes), splits=splits)
 
 
 def save_histories(
     histories: Histories, # price tables
     folder: str | Path, # where the files go; it is made
 ) -> None:
-    "Write each price table as a compressed CSV file."
+    "Write each price table as a compressed CSV file, and what is known of splits."
     for ticker, table in histories.tables.items():
         packed = gzip.compress(table.reset_index().to_csv(index=False, lineterminator='\n').encode(), mtime=0)
         with write_atomically(Path(folder)/f'{file_stem(ticker)}.csv.gz') as path: path.write_bytes(packed)
+    if not histories.splits: return
+    rows = [(ticker, *split) for ticker, splits in sorted(histories.splits.items())
+            for split in splits or ((f'{histories.tables[ticker].index[0]:%Y-%m-%d}', 1.0),)]
+    lines = [','.join(map(str, row)) for row in (SPLIT_COLUMNS, *rows)]
+    with write_atomically(Path(folder)/'splits.csv') as path: path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
 
 # %% ../../nbs/market/07_histories.ipynb #01fc69cd
 def open_histories(

@@ -208,13 +208,14 @@ class Session:
     ) -> StockerObservation:
         "What the client sees."
         run, asked, episode = self.run, self.asked, self.episode
+        cash, shares = run.standing
         public = public_parts(episode, Timing(asked.timing))[min(run.step, episode.steps - 1)]
         parts = terms and {'performance': terms.performance, 'inflation': terms.inflation,
                            'invalid_penalty': terms.penalty, 'bonus': terms.bonus}
         return PlainObservation.model_construct(
             **{**public, 'bars': public['bars'][-asked.bars:]}, metadata={}, reward=terms and terms.reward,
             done=run.over, episode_id=self.episode_id, task=episode.name, timing=asked.timing, step=run.step,
-            steps=episode.steps, cash=run.cash, shares=int(run.shares), price=run.known[run.step],
+            steps=episode.steps, cash=cash, shares=int(shares), price=run.known[run.step],
             portfolio_value=run.value, starting_cash=run.starting_cash,
             transaction_cost=run.weights.transaction_cost, max_drawdown=run.max_drawdown,
             traded=None if traded is None else int(traded), invalid=invalid, reward_parts=parts)
@@ -222,10 +223,10 @@ class Session:
     @property
     def state(self) -> StockerState:
         "Where the run stands, exactly."
-        run = self.run
+        run, (cash, shares) = self.run, self.run.standing
         return StockerState(
             episode_id=self.episode_id, step_count=run.step, task=self.episode.name, timing=self.asked.timing,
-            steps=self.episode.steps, done=run.over, cash=run.cash, shares=int(run.shares), portfolio_value=run.value,
+            steps=self.episode.steps, done=run.over, cash=cash, shares=int(shares), portfolio_value=run.value,
             peak=run.peak, max_drawdown=run.max_drawdown, total_reward=self.total_reward)
 
 # %% ../../nbs/serving/74_server.ipynb #f2d96e35

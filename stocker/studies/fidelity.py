@@ -21,6 +21,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, write_atomically
+from ..market.episodes import comparable
 from ..trading.engine import market_path, play_orders
 from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
@@ -97,8 +98,9 @@ def switching_before(
     "A policy that knows the next price."
     def make(voted: VotedEpisode, weights: RewardWeights) -> np.ndarray:
         "Look one price ahead."
-        path = market_path(voted.episode, voted.timing)
-        ahead = np.append(path.fills[1:], path.marks[-1]) - path.fills
+        market = voted.episode.market(voted.timing)
+        fills, marks = comparable(market, 'fills'), comparable(market, 'marks')
+        ahead = np.append(fills[1:], marks[-1]) - fills
         return switch_orders(ahead > 0 if rise else ahead < 0)
     return OrderMaker(make)
 

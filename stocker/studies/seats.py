@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..council.council import THRESHOLD, VotedEpisode
 from ..market.core import Abstention, StockerError, Vote
-from ..market.episodes import Market
+from ..market.episodes import Market, comparable
 from ..trading.engine import Runs, beginnings, market_path, signed_orders
 from ..trading.orders import ROUNDING
 from ..trading.reward import RewardWeights
@@ -74,7 +74,7 @@ def outcomes(
     "What the price did after each decision could be filled."
     if not 1 <= horizon <= len(market.fills):
         raise StockerError(f'horizon = {horizon}: use 1 to {len(market.fills)} steps')
-    prices = np.append(market.fills, market.marks[-1])
+    prices = np.append(comparable(market, 'fills'), comparable(market, 'marks')[-1])
     return prices[horizon:] / prices[:-horizon] - 1.0
 
 

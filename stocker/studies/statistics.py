@@ -17,7 +17,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from ..market.core import StockerError
-from ..trading.engine import Played, Runs, beginnings, market_path, play_orders, signed_orders
+from ..trading.engine import Played, Runs, beginnings, market_path, play_orders, shares_held, signed_orders
 from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
 from ..council.council import Moderator, VotedEpisode, moderate_episode, vote_mean
@@ -69,7 +69,7 @@ def run_row(
     "A run in figures."
     episode, market = voted.episode, voted.episode.market(voted.timing)
     judged = performance(run.values, episode.starting_cash)
-    held = np.cumsum(run.traded) * market.marks
+    held = shares_held(run.traded, market.splits) * market.marks
     turnover = float(np.abs(run.traded) @ market.fills) / episode.starting_cash
     return {'total_reward': run.total_reward, 'return': judged.total_return,
             'return_before_fees': judged.total_return + turnover * transaction_cost,
@@ -87,7 +87,7 @@ def rotated_runs(
 ) -> list[Played]: # (runs,)
     "Runs with the habits of a policy at another time: trades where it traded, to the exposure that it had."
     path, steps = market_path(voted.episode, voted.timing, weights.transaction_cost), len(run.traded)
-    exposure, parts = np.cumsum(run.traded) * path.marks / run.values, []
+    exposure, parts = shares_held(run.traded, path.splits) * path.marks / run.values, []
     runs = Runs(path, beginnings(path, np.zeros(len(shifts), np.int64)), weights)
     for t, price in enumerate(path.fills):
         origin = (t - shifts) % steps

@@ -133,7 +133,7 @@ def control_world(
     name, voted = f'{ticker.lower()}-{seed}', []
     for number in range(episodes):
         prices = martingale_prices(for_prices, world_sessions(number, steps), WARM_UP_SESSIONS)
-        episode = Episode(f'{name}-{number}', ticker, prices, WARM_UP_SESSIONS, steps)
+        episode = Episode(f'{name}-{number}', ticker, prices, WARM_UP_SESSIONS, steps, share_splits=())
         signs = vote_signs(for_votes, directions(episode.market(timing)), apart, accuracy, herd)
         voted.append(VotedEpisode(episode, timing, worded_votes(for_votes, signs)))
     return World(name, tuple(voted), apart)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'FIRST_DAY', 'LAST_DAY', 'FIRST_DAYS', 'CALENDAR', 'FACT_FILES', 'README_HEAD', 'TIMES', 'TEXTS',
-           'dataset_symbols', 'session_problems', 'price_table', 'fetch_prices', 'fact_tables', 'decisions',
-           'ideal_table', 'derived_tables', 'using_data', 'copy_facts', 'write_dataset', 'dataset_files', 'manifest',
-           'readme', 'build_dataset', 'file_problems', 'column_kind', 'kind_of', 'schema_problems', 'difference',
-           'content_problems', 'consequence_problems', 'check_dataset', 'problems_of']
+           'dataset_symbols', 'session_problems', 'price_table', 'fetch_prices', 'split_table', 'fact_tables',
+           'decisions', 'ideal_table', 'derived_tables', 'using_data', 'copy_facts', 'write_dataset', 'dataset_files',
+           'manifest', 'readme', 'build_dataset', 'file_problems', 'column_kind', 'kind_of', 'schema_problems',
+           'difference', 'content_problems', 'consequence_problems', 'check_dataset', 'problems_of']
 
 # %% ../../nbs/trading/15_dataset.ipynb #6ca4966d
 import json
@@ -23,10 +23,12 @@ import pandas as pd
 from tqdm import tqdm
 
 from ..market.charts import CHART_SIZE, write_charts
-from ..market.core import DataError, Timing, canonical_json, data_path, sha256_of
-from ..market.data import (
-    PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_table, write_table)
-from ..market.facts import read_forum, read_headlines, read_macro, read_quarterly_eps, trailing_earnings
+from ..market.core import DataError, Timing, canonical_json, data_path, file_stamp, sha256_of
+from stocker.market.data import (
+    PRICE_COLUMNS, PriceSource, fetch_all, nyse_sessions, price_problems, read_split_file, read_table,
+    write_table)
+from ..market.facts import (
+    read_forum, read_headlines, read_macro, read_quarterly_eps, source_splits, split_lists, trailing_earnings)
 from stocker.market.episodes import (
     COMMODITIES, MARKET, PEERS, TASKS, Episode, chart_jobs, chart_path, iso_day, load_task, session_closes,
     task_episode)
@@ -39,6 +41,9 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = { # table -> what it is, and eac
         'open': 'USD', 'high': 'USD', 'low': 'USD', 'close': 'USD',
         'adj_close': 'close adjusted for dividends too, USD; only its ratios mean anything',
         'volume': 'shares; contracts for futures'}),
+    'splits': ('Splits that the prices are adjusted for; a share with a ratio of 1 had none', {
+        'ticker': 'symbol; of one that is missing nothing is known', 'date': 'first session of the new shares',
+        'ratio': 'new shares for one old'}),
     'calendar': ('Sessions of the New York Stock Exchange', {
         'session': 'day', 'opens_at': 'UTC', 'closes_at': 'UTC; early on half days'}),
     'indicators': ('TA-Lib indicators of the task tickers over their whole history; missing while they warm up', {
@@ -133,6 +138,19 @@ def fetch_prices(
         for problem in session_problems(found[symbol], symbol, source.name, end): raise problem
     return price_table(tables)
 
+# %% ../../nbs/trading/15_dataset.ipynb #90326947
+def split_table(
+    source: PriceSource, # where prices come from
+    listed: Path, # splits.csv of a folder of facts; it may not exist
+) -> pd.DataFrame: # the table `splits`
+    "The splits of the data set's shares, and a ratio of 1 for each that had none."
+    known, rows = read_split_file(listed) if listed.is_file() else {}, []
+    for symbol in dataset_symbols():
+        if (splits := source_splits(source, symbol)) is None: splits = known.get(symbol)
+        if splits is not None: rows += [(symbol, *split) for split in splits or ((FIRST_DAY, 1.0),)]
+    table = pd.DataFrame(rows, columns=list(TABLES['splits'][1])).astype({'ratio': float})
+    return table.assign(date=pd.DatetimeIndex(table['date']).as_unit('us'))
+
 # %% ../../nbs/trading/15_dataset.ipynb #39384dd9
 FACT_FILES = ('headlines.csv', 'macro.csv', 'forum.csv', 'quarterly_eps.csv')
 
@@ -216,7 +234,7 @@ def copy_facts(
         if not (source/name).is_file():
             raise DataError('the file is missing', file=source/name,
                             remedy=f"a folder of facts holds {', '.join(FACT_FILES)}")
-    for name in (*FACT_FILES, 'README.md'):
+    for name in (*FACT_FILES, 'splits.csv', 'README.md'):
         if (source/name).is_file(): shutil.copyfile(source/name, target/name)
     if not (own := list(posts)): return
     forum = pd.concat([read_forum(source/'forum.csv'), *own]).sort_values('released_at', kind='stable')
@@ -234,8 +252,9 @@ def write_dataset(
 ) -> None:
     "Write every file of the data set but its record."
     copy_facts(facts, folder/'facts', posts)
-    first = {'prices': fetch_prices(source, end, progress), 'calendar': nyse_sessions(*CALENDAR).reset_index(),
-             **fact_tables(folder/'facts')}
+    first = {'prices': fetch_prices(source, end, progress),
+             'splits': split_table(source, folder/'facts'/'splits.csv'),
+             'calendar': nyse_sessions(*CALENDAR).reset_index(), **fact_tables(folder/'facts')}
     for name, table in first.items(): write_table(table, folder/f'{name}.parquet')
     with using_data(folder):
         episodes = [load_task(name) for name in TASKS]
@@ -408,6 +427,7 @@ def content_problems(
         if ticker in tables: yield from session_problems(tables[ticker], ticker, path, end)
         else: yield DataError('there are no prices of it', file=path, ticker=ticker, remedy='build the data set again')
     yield from difference(folder/'calendar.parquet', nyse_sessions(*CALENDAR).reset_index())
+    split_lists(folder/'splits.parquet', file_stamp(folder/'splits.parquet')) # raises where one cannot be
 
 # %% ../../nbs/trading/15_dataset.ipynb #71dbabc9
 def consequence_problems(

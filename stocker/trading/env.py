@@ -117,9 +117,10 @@ class ArrayObserver:
     def show(self) -> np.ndarray: # (features,), float32
         "The situation before the next decision."
         run, cells, step = self.run, self.cells, self.run.step
-        start, holding, end = run.starting_cash, run.shares * run.known[step], (step + 1) * self.width
-        cells[end - 5], cells[end - 4] = run.cash / start, holding / start
-        cells[end - 3], cells[end - 2] = (run.cash + holding) / start - 1.0, run.max_drawdown
+        cash, shares = run.standing if step in run.splits else (run.cash, run.shares)
+        start, holding, end = run.starting_cash, shares * run.known[step], (step + 1) * self.width
+        cells[end - 5], cells[end - 4] = cash / start, holding / start
+        cells[end - 3], cells[end - 2] = (cash + holding) / start - 1.0, run.max_drawdown
         return self.rows[step]
 
 # %% ../../nbs/trading/14_env.ipynb #7049ecca

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..market.core import (
     ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, digest)
-from ..market.episodes import TASKS, load_task
+from ..market.episodes import TASKS, comparable, load_task
 from ..market.histories import load_corpus, regimes
 from ..trading.engine import MarketPath, Played, Run, Start, market_path, stack_paths
 from ..trading.orders import affordable_quantity
@@ -239,7 +239,7 @@ def episode_regimes(
     episodes: EpisodeSet, # training episodes
 ) -> pd.DataFrame: # one row each: change, volatility, regime
     "What kind of market each episode is, by the prices at which its portfolio is valued."
-    return pd.concat([regimes(path.marks[None]) for path in episodes.paths], ignore_index=True)
+    return pd.concat([regimes(comparable(path, 'marks')[None]) for path in episodes.paths], ignore_index=True)
 
 # %% ../../nbs/training/51_questions.ipynb #179f382d
 CURRICULA: tuple[str, ...] = ('none', 'easy first', 'regimes')

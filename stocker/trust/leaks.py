@@ -21,7 +21,8 @@ from ..llm.prompts import nothing_to_judge, role_prompt, vote_messages
 from ..market.charts import chart_png
 from ..market.core import (
     ROLES, ForumPost, Headline, MacroEvent, Portfolio, Timing, canonical_json, data_path)
-from ..market.episodes import FACT_TABLES, TASKS, Earnings, Episode, Facts, Timeline, load_task, session_closes
+from ..market.episodes import (
+    FACT_TABLES, TASKS, Earnings, Episode, Facts, Timeline, chart_title, load_task, session_closes)
 from ..market.histories import load_corpus
 from .checks import Result
 
@@ -118,7 +119,7 @@ def chart_seen(
 ) -> dict[str, str]: # text by name
     "The digest of a decision's chart, drawn anew."
     look = episode.observations(timing)[step]
-    return {'chart': hashlib.sha256(chart_png(look.bars, f'{look.ticker} {look.date}')).hexdigest()}
+    return {'chart': hashlib.sha256(chart_png(look.bars, chart_title(look))).hexdigest()}
 
 # %% ../../nbs/trust/82_leaks.ipynb #cf30ac4c
 def leaks(
