@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LARGE_SETTINGS', 'POCKET_SETTINGS', 'PATIENCE', 'TROUBLES', 'TrainingSettings', 'shared', 'Questions', 'Alarms',
-           'in_32_bits', 'make_trainer', 'Trained', 'train']
+           'in_32_bits', 'half_type', 'watch_scores', 'make_trainer', 'Trained', 'train']
 
 # %% ../../nbs/training/55_grpo.ipynb #2f99f9e4
 import importlib.util
@@ -28,7 +28,7 @@ from ..trading.engine import Start
 from ..trading.reward import RewardWeights
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import read_object, text_tokenizer
+from ..llm.models import read_object, refuse_overflow, text_tokenizer
 from ..llm.prompts import decision_in
 from .adapters import (
     ADAPTER, check_forward, check_number, check_packages, check_trainer, load_student, load_weights, lora_settings,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/training/55_grpo.ipynb #dabe5b53
 LARGE_SETTINGS: dict[str, Any] = {
-    'per_device_train_batch_size': 4, 'gradient_accumulation_steps': 1, 'learning_rate': 5e-6, 'num_generations': 4}
+    'per_device_train_batch_size': 2, 'gradient_accumulation_steps': 2, 'learning_rate': 5e-6, 'num_generations': 4}
 POCKET_SETTINGS: dict[str, Any] = {
     'per_device_train_batch_size': 128, 'gradient_accumulation_steps': 1, 'learning_rate': 2e-3, 'num_generations': 8,
     'scale_rewards': 'batch', 'entropy_coef': 0.02, 'weight_decay': 0.0, 'warmup_steps': 5,
@@ -297,6 +297,25 @@ def in_32_bits(
         if part.requires_grad: part.data = part.data.float()
 
 
+def half_type(
+    config: 'GRPOConfig', # of a trainer
+) -> Any: # torch.dtype; None for 32 bits
+    "What a trainer multiplies matrices in."
+    import torch
+    return torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else None
+
+
+def watch_scores(
+    model: Any, # a `PeftModel`
+) -> None:
+    "Stop with a `StockerError` before an answer is drawn from scores that are not numbers."
+    import torch
+    def look(head: Any, given: Any, scores: Any) -> None:
+        "Look at the scores of the next tokens."
+        if not torch.is_grad_enabled(): refuse_overflow(None, scores)
+    model.get_output_embeddings().register_forward_hook(look)
+
+
 def make_trainer(
     questions: Questions, # who is trained, on what, and how
     config: 'GRPOConfig', # from `TrainingSettings.config`
@@ -315,6 +334,7 @@ def make_trainer(
             rollout_func=EpisodeRollout(reward, student.asked) if settings.credit == 'episode' else None)
     trainer.remove_callback(PrinterCallback)
     in_32_bits(trainer.model)
+    watch_scores(trainer.model)
     return trainer
 
 # %% ../../nbs/training/55_grpo.ipynb #5c6ef30b
@@ -493,7 +513,7 @@ def train(
     episodes, validation = (EpisodeSet(part, settings.weights) for part in (splits.training, splits.validation))
     questions = Questions(episodes, replace(student, max_new_tokens=longest), settings)
     trainer = make_trainer(questions, config)
-    check_forward(trainer.model, questions.student, episodes.questions(episodes.beginnings[:1])[0])
+    check_forward(trainer.model, questions.student, episodes.questions(episodes.beginnings[:1])[0], half_type(config))
     if settings.demonstrations: warm_start(trainer.model, questions)
     scores = earlier_scores(checkpoint)
     trainer.add_callback(round_callback(questions, trainer.model, validation, scores, alarms))

@@ -23,7 +23,7 @@ from stocker.market.core import (
 from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import chat_texts, damaged, evaluating, fold_system, text_tokenizer
+from ..llm.models import chat_texts, damaged, evaluating, fold_system, refuse_overflow, text_tokenizer
 from ..llm.prompts import decision_in
 from .questions import NUMBERS, Question, at_least, possible_order, random_question
 
@@ -216,7 +216,7 @@ class ModelModerator:
         sampling = {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
         with torch.no_grad(), evaluating(self.model):
             said = self.model.generate(
-                **inputs.to(self.model.device), max_new_tokens=self.max_new_tokens,
+                **inputs.to(self.model.device), max_new_tokens=self.max_new_tokens, logits_processor=[refuse_overflow],
                 pad_token_id=text_tokenizer(self.tokenizer).pad_token_id,
                 **(sampling if temperature else {'do_sample': False}))
         return self.tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
