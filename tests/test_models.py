@@ -497,7 +497,8 @@ def test_a_loud_model_is_answered_by_where_float16_overflows(loud_folder, monkey
     assert wide.settings['weights'] == 'nf4 float32'
     inputs = models.encode(wide, [models.render(processor, QUESTIONS[2])])
     with torch.no_grad(): one, other = (client.network(**inputs).logits for client in (small, wide))
-    assert one.dtype == torch.float32 and torch.allclose(one, other, atol=0.1 * float(other.abs().max()))
+    alike = torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0)
+    assert one.dtype == torch.float32 and float(alike) > 0.98 # packed from tables of 16 and of 32 bits
     assert all(reply.completion_tokens for reply in small.answer_all(QUESTIONS))
 
 
