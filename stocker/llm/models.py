@@ -339,7 +339,8 @@ class TransformersClient:
         packing = getattr(self.network.config, 'quantization_config', None)
         packed, stored = getattr(packing, 'load_in_4bit', False), self.network.get_input_embeddings().weight.dtype
         kinds = f'{packing.bnb_4bit_quant_type} {stored}' if packed else f'{stored}'
-        if packed and packing.bnb_4bit_compute_dtype != stored: kinds += f' in {packing.bnb_4bit_compute_dtype}'
+        computed = getattr(packing, 'bnb_4bit_compute_dtype', stored) if packed else stored
+        if computed != stored: kinds += f' in {computed}'
         return {**drawn, 'most_tokens': self.max_new_tokens, 'constrained': self.constrained,
                 'weights': kinds.replace('torch.', '')}
 
