@@ -364,6 +364,35 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path, world):
     assert again.record['steps'] == begun + 1 and isinstance(again, Trained)
 
 
+TWO = '''
+import json, os, sys, warnings; warnings.simplefilter('ignore')
+import torch; torch.set_num_threads(1)
+from stocker.studies.worlds import planted_world
+from stocker.training.grpo import Questions, TrainingSettings, train
+from stocker.training.questions import Splits
+rows, fill = [], Questions.fill
+Questions.fill = lambda self, *given: (fill(self, *given), rows.append(self.rows))
+world = planted_world(1, episodes=6, steps=20).episodes
+trainer = {'per_device_train_batch_size': 4, 'num_generations': 8, 'ddp_backend': 'gloo', **json.loads(sys.argv[2])}
+one = train(Splits(world[:4], world[4:], {}), TrainingSettings(
+    sys.argv[1] + '/run', seed=1, rounds=1, prompts=2, policy_episodes=1, demonstrations=8, trainer=trainer))
+with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", 'w') as file:
+    json.dump([one.record['steps'], one.record['answers_a_step'], one.record['scores'], rows], file)
+'''
+
+
+def test_two_processes_share_the_groups_of_a_run(tmp_path):
+    "Eight answers to a question, four by each of two processes, after demonstrations: as on two cards."
+    done = subprocess.run(
+        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', '--no_python',
+         sys.executable, '-c', TWO, str(tmp_path), json.dumps(QUIET)],
+        env={**os.environ, 'HF_HUB_OFFLINE': '1'}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, other = (json.loads((tmp_path/f'{rank}.json').read_text()) for rank in (0, 1))
+    assert one == other and one[:2] == [2, 8]
+    assert {path.name for path in (tmp_path/'run').iterdir()} == {'checkpoints', ADAPTER, WARM_START, 'run.json'}
+
+
 def test_the_file_for_two_cards_can_be_read():
     from pathlib import Path
 
