@@ -195,7 +195,7 @@ def test_a_model_without_a_system_turn_is_trained_and_asked_with_all_that_was_sa
     student.tokenizer.chat_template = student.tokenizer.tokenizer.chat_template = template + (
         "{% for turn in messages %}{% if turn.role != 'system' %}{{ '<|turn>' + turn.role + '\n' + turn.content }}"
         "{{ '<turn|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}")
-    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', 'episode', prompts=1, rank=2, trainer={
+    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', 'episode', prompts=2, rank=2, trainer={
         'per_device_train_batch_size': 2, 'num_generations': 2, 'report_to': []}))
     rows, shown = questions.ask(episodes.beginnings), demonstration_rows(episodes, 2, student)
     for turns in (rows[0]['prompt'], shown[0]['prompt']):
@@ -239,7 +239,7 @@ def test_the_adapter_of_a_packed_model_stays_in_32_bits(gemma_votes, tmp_path, m
         one = train_quietly(
             voted[:1], voted[1:], tmp_path/'run', student, model='tiny', prompts=2, rounds=rounds, rank=2,
             demonstrations=4, policy_episodes=1, resume=rounds == 2,
-            trainer={'per_device_train_batch_size': 8, 'num_generations': 4, **QUIET})
+            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, **QUIET})
         look('after the run', one.model)
         assert one.record['steps'] == rounds
     assert [moment for moment, *_ in seen] == ['before', 'after the demonstrations', 'after the run', 'after the run']
