@@ -397,7 +397,7 @@ def setting(
     name, sign, value = option.partition('=')
     if not (name.isidentifier() and sign): refuse(f'--set {option}: give it as NAME=VALUE')
     try: return name, json.loads(value)
-    except json.JSONDecodeError: return name, value
+    except ValueError: return name, value # no JSON, or a number of thousands of digits
 
 # %% ../nbs/92_cli.ipynb #ac827b9d
 @app.command()
@@ -415,7 +415,7 @@ def train(
     brief: Annotated[bool, typer.Option('--brief', help='ask a chat model in few words')] = False,
     curriculum: Annotated[str, typer.Option(help='none, easy first or regimes')] = 'none',
     policy_episodes: Annotated[int, typer.Option(help='episodes that the model plays before a round')] = 32,
-    few: Annotated[int | None, typer.Option(help='most episodes to choose on, and in each test')] = None,
+    few: Annotated[int | None, typer.Option(min=1, help='most episodes to choose on, and in each test')] = None,
     timing: TimingOption = 'close',
     transaction_cost: Annotated[float | None, typer.Option(
         min=0, help='fee as a fraction of what is traded [as the reward has it]')] = None,
@@ -426,17 +426,20 @@ def train(
     from datetime import datetime
 
     from stocker.trading.reward import RewardWeights
+    from stocker.training.adapters import processes
     from stocker.training.grpo import TrainingSettings
     from stocker.training.grpo import train as train_moderator
     from stocker.training.questions import load_splits
     from stocker.training.results import compile_results, judge, read_share
+    if not out and processes() > 1: refuse('--out: name the folder of the run, since several processes share it')
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
+    weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
+    settings = TrainingSettings( # before anything is loaded
+        out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
+        resume=resume, trainer=dict(map(setting, set_ or [])))
     splits = load_splits(episodes, seed, timing)
     if few: splits = splits.fewer(few)
-    weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
-    trained = train_moderator(splits, TrainingSettings(
-        out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
-        resume=resume, trainer=dict(map(setting, set_ or []))))
+    trained = train_moderator(splits, settings)
     read, page = read_share(judge(trained, splits)), compile_results(out.parent)
     typer.echo(f'step {trained.record["best_step"]} was kept; {read:.1%} of its decisions could be read; '
                f'written to {out}, results in {page}')

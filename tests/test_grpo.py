@@ -20,9 +20,11 @@ torch = pytest.importorskip('torch')
 for package in ('transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
 
 from safetensors.torch import load_file
+from trl import SFTTrainer
 
 from stocker.llm.models import load_adapter
 from stocker.training.adapters import ADAPTER, brief_answer, brief_messages
+from stocker.trading.engine import Start
 from stocker.training.credit import CreditReward
 from stocker.training.grpo import (
     SCORES, WARM_START, Alarms, EpisodeRollout, Questions, Trained, TrainingSettings, demonstration_rows,
@@ -181,6 +183,72 @@ def test_a_tiny_gemma_4_goes_the_whole_way_with_a_council_that_sees(gemma_votes,
         assert torch.equal(again, one.model(input_ids=numbers).logits)
 
 
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+LEAVES_OUT = ''
+
+
+@pytest.mark.parametrize('template', [REFUSES, LEAVES_OUT])
+def test_a_model_without_a_system_turn_is_trained_and_asked_with_all_that_was_said(gemma_votes, tmp_path, template):
+    from stocker.training.adapters import BRIEF_PROMPT, check_forward
+    voted, _ = gemma_votes
+    student, episodes = gemma_student(), EpisodeSet(voted)
+    student.tokenizer.chat_template = student.tokenizer.tokenizer.chat_template = template + (
+        "{% for turn in messages %}{% if turn.role != 'system' %}{{ '<|turn>' + turn.role + '\n' + turn.content }}"
+        "{{ '<turn|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}")
+    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', 'episode', prompts=2, rank=2, trainer={
+        'per_device_train_batch_size': 2, 'num_generations': 2, 'report_to': []}))
+    rows, shown = questions.ask(episodes.beginnings), demonstration_rows(episodes, 2, student)
+    for turns in (rows[0]['prompt'], shown[0]['prompt']):
+        assert [turn['role'] for turn in turns] == ['user'] and turns[0]['content'].startswith(BRIEF_PROMPT)
+        assert 'can buy' in turns[0]['content']
+    assert Start(*rows[0]['prompt'][-1]['state']) == episodes.beginnings[0]
+    trainer = make_trainer(questions, questions.settings.config())
+    rolled = trainer.rollout_func([row['prompt'] for row in rows], trainer)
+    question = episodes.questions(episodes.beginnings)[0]
+    asked = tokenized(student.tokenizer, [brief_messages(*question)])['input_ids']
+    assert rolled['prompt_ids'][0] == asked[0] and BRIEF_PROMPT in student.tokenizer.decode(asked[0])
+    assert check_forward(trainer.model, student, question) > 0
+    assert len(student.moderator().decide_batch([question])) == 1
+
+
+def test_the_adapter_of_a_packed_model_stays_in_32_bits(gemma_votes, tmp_path, monkeypatch):
+    "Before demonstrations, between them and GRPO, after both, in the files, and when the run is taken up."
+    pytest.importorskip('bitsandbytes')
+    import transformers
+    from stocker.llm.models import load_client
+    from stocker.llm.tiny import tiny_gemma
+    voted, _ = gemma_votes
+    network, processor = tiny_gemma(wide=True)
+    network.save_pretrained(tmp_path/'model')
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda *_, **__: processor)
+    seen, steps = [], SFTTrainer.train
+
+    def look(moment, model):
+        kinds = [part.dtype for part in model.parameters() if part.requires_grad]
+        seen.append((moment, len(kinds), set(kinds)))
+
+    def watched(trainer):
+        look('before', trainer.model)
+        steps(trainer)
+        look('after the demonstrations', trainer.model)
+    monkeypatch.setattr(SFTTrainer, 'train', watched)
+    for rounds in (1, 2):
+        packed = load_client(tmp_path/'model', four_bit=True).network
+        assert any(type(part).__name__ == 'Linear4bit' for part in packed.modules())
+        student = Student('tiny', packed, processor, brief_messages, 24, 2048, brief_answer)
+        one = train_quietly(
+            voted[:1], voted[1:], tmp_path/'run', student, model='tiny', prompts=2, rounds=rounds, rank=2,
+            demonstrations=4, policy_episodes=1, resume=rounds == 2,
+            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, **QUIET})
+        look('after the run', one.model)
+        assert one.record['steps'] == rounds
+    assert [moment for moment, *_ in seen] == ['before', 'after the demonstrations', 'after the run', 'after the run']
+    assert {count for _, count, _ in seen} == {48} and all(kinds == {torch.float32} for *_, kinds in seen)
+    for folder in (WARM_START, ADAPTER, 'checkpoints/checkpoint-1', 'checkpoints/checkpoint-2'):
+        kept = load_file(tmp_path/'run'/folder/'adapter_model.safetensors').values()
+        assert {part.dtype for part in kept} == {torch.float32}
+
+
 def test_a_warm_start_is_kept_apart_from_what_came_after(world, tmp_path):
     tmp_path = tmp_path/'run_1'
     one = train_quietly(world[:4], world[4:], tmp_path, rounds=1, demonstrations=8)
@@ -222,10 +290,48 @@ def test_a_curriculum_asks_about_its_episodes_only(world):
         seen.append(progress)
         return np.array([0, 0, 2.0, 0, 1.0, 0])
     student = load_pocket()
-    questions = Questions(EpisodeSet(world), student, TrainingSettings('here', prompts=24, policy_episodes=1))
+    questions = Questions(EpisodeSet(world), student, TrainingSettings('here', prompts=32, policy_episodes=1))
     questions.chances = chances
     questions.fill(1, student.moderator()) # the second of three rounds
     assert {row['place'] for row in questions.rows} == {2, 4} and seen == [0.5]
+
+
+def test_a_run_taken_up_within_a_round_asks_the_rest_of_that_round(world, tmp_path, monkeypatch):
+    "Four steps a round, a checkpoint after step 6, and the whole of it lost from there on."
+    import shutil
+    filled, fill = [], Questions.fill
+    monkeypatch.setattr(Questions, 'fill', lambda self, number, moderator: filled.append(number) or fill(
+        self, number, moderator))
+    asked = {'rounds': 3, 'prompts': 16, 'seed': 1, 'policy_episodes': 1,
+             'trainer': {**SMALL, 'save_strategy': 'steps', 'save_steps': 3}}
+    whole = train_quietly(world[:4], world[4:], tmp_path/'whole', **asked)
+    assert filled == [0, 1, 2] and list(whole.record['scores']) == [4, 8, 12]
+    seen = []
+    monkeypatch.setattr('stocker.training.grpo.curriculum', lambda *_: lambda progress: seen.append(progress))
+    for step in (6, 4): # in the middle of the second round, and at its beginning
+        out = tmp_path/f'from_{step}'
+        for name in (f'checkpoint-{step}', 'checkpoint-4'): shutil.copytree(
+            tmp_path/'whole'/'checkpoints'/name, out/'checkpoints'/name, dirs_exist_ok=True)
+        shutil.copy(tmp_path/'whole'/'checkpoints'/SCORES, out/'checkpoints'/SCORES)
+        filled.clear(), seen.clear()
+        again = train_quietly(world[:4], world[4:], out, resume=True, **asked)
+        assert list(zip(filled, seen, strict=True)) == [(1, 0.5), (2, 1.0)]
+        assert again.record['scores'] == whole.record['scores']
+
+
+def test_a_run_is_not_taken_up_with_rounds_of_another_length(world, trained, tmp_path):
+    import shutil
+    shutil.copytree(trained.folder/'checkpoints', tmp_path/'checkpoints')
+    for changed in ({'prompts': 16}, {'trainer': {**SMALL, 'per_device_train_batch_size': 8}}):
+        with pytest.raises(StockerError, match='step 4 was 2 rounds into its run, and rounds of 4 steps make that 1'):
+            train_quietly(world[:4], world[4:], tmp_path, seed=1, rounds=3, resume=True, **changed)
+
+
+def test_a_curriculum_ends_with_the_last_step(world, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr('stocker.training.grpo.curriculum', lambda *_: lambda progress: seen.append(progress))
+    one = train_quietly(world[:4], world[4:], tmp_path, policy_episodes=1, trainer={**SMALL, 'max_steps': 12})
+    assert one.record['steps'] == 12 and seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
 
 
 KILLED = '''
@@ -256,6 +362,35 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path, world):
     begun = int(last_checkpoint(tmp_path/'checkpoints').name.split('-')[1])
     again = train_quietly(world[:4], world[4:], tmp_path, seed=1, rounds=begun + 1, prompts=4, resume=True)
     assert again.record['steps'] == begun + 1 and isinstance(again, Trained)
+
+
+TWO = '''
+import json, os, sys, warnings; warnings.simplefilter('ignore')
+import torch; torch.set_num_threads(1)
+from stocker.studies.worlds import planted_world
+from stocker.training.grpo import Questions, TrainingSettings, train
+from stocker.training.questions import Splits
+rows, fill = [], Questions.fill
+Questions.fill = lambda self, *given: (fill(self, *given), rows.append(self.rows))
+world = planted_world(1, episodes=6, steps=20).episodes
+trainer = {'per_device_train_batch_size': 4, 'num_generations': 8, 'ddp_backend': 'gloo', **json.loads(sys.argv[2])}
+one = train(Splits(world[:4], world[4:], {}), TrainingSettings(
+    sys.argv[1] + '/run', seed=1, rounds=1, prompts=2, policy_episodes=1, demonstrations=8, trainer=trainer))
+with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", 'w') as file:
+    json.dump([one.record['steps'], one.record['answers_a_step'], one.record['scores'], rows], file)
+'''
+
+
+def test_two_processes_share_the_groups_of_a_run(tmp_path):
+    "Eight answers to a question, four by each of two processes, after demonstrations: as on two cards."
+    done = subprocess.run(
+        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', '--no_python',
+         sys.executable, '-c', TWO, str(tmp_path), json.dumps(QUIET)],
+        env={**os.environ, 'HF_HUB_OFFLINE': '1'}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, other = (json.loads((tmp_path/f'{rank}.json').read_text()) for rank in (0, 1))
+    assert one == other and one[:2] == [2, 8]
+    assert {path.name for path in (tmp_path/'run').iterdir()} == {'checkpoints', ADAPTER, WARM_START, 'run.json'}
 
 
 def test_the_file_for_two_cards_can_be_read():

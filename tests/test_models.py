@@ -420,3 +420,108 @@ def test_an_adapter_that_does_not_fit_says_so(adapter, tmp_path, change, message
 def test_a_name_is_given_once(adapted, adapter):
     for name in ('moderator', 'base'):
         with pytest.raises(StockerError, match='choose another name'): adapted.load_adapter(adapter[0], name)
+
+
+def broken(folder, kept, tmp_path, name, content):
+    "A copy of a folder in which one file was changed."
+    for file in kept: (tmp_path/file).write_bytes((folder/file).read_bytes())
+    before = (tmp_path/name).read_bytes()
+    (tmp_path/name).write_bytes(content(before) if callable(content) else content)
+    return tmp_path
+
+
+HALF, DOUBLED = lambda content: content[:len(content) // 2], lambda content: content * 2
+
+
+@pytest.mark.parametrize(('name', 'content'), [
+    ('adapter_model.safetensors', HALF), ('adapter_model.safetensors', b''), ('adapter_model.safetensors', DOUBLED),
+    ('adapter_config.json', HALF), ('adapter_config.json', b''), ('adapter_config.json', b'[1]'),
+    ('adapter_config.json', b'7'), ('adapter_config.json', b'\xff\xfe{}'), ('adapter_config.json', b'[' * 100_000),
+    ('adapter_config.json', b'{"r": 4}'), ('adapter_config.json', b'{"peft_type": "NOSUCH"}'),
+    ('adapter_config.json', b'{"peft_type": "LORA", "r": "four", "target_modules": ["q_proj"]}')])
+def test_a_damaged_adapter_names_its_file(adapter, tmp_path, name, content):
+    place = broken(adapter[0], ('adapter_model.safetensors', 'adapter_config.json'), tmp_path, name, content)
+    network = tiny_gemma()[0]
+    with pytest.raises(StockerError, match=f'{name}: this file is damaged') as told:
+        models.load_adapter(network, place)
+    assert '\n' not in str(told.value) and not any('lora' in name for name, _ in network.named_modules())
+
+
+@pytest.mark.parametrize('content', [HALF, b''])
+def test_a_model_whose_weights_were_cut_cannot_be_loaded(folder, tmp_path, loaded_processor, content):
+    broken(folder, [file.name for file in folder.iterdir()], tmp_path, 'model.safetensors', content)
+    with pytest.raises(StockerError, match='cannot be loaded') as told: models.load_client(tmp_path)
+    assert '\n' not in str(told.value)
+
+
+def test_a_damaged_note_of_origin_names_its_file(tmp_path):
+    (tmp_path/models.ORIGIN_FILE).write_text('{"mod')
+    with pytest.raises(StockerError, match=f'{models.ORIGIN_FILE}: this file is damaged'):
+        models.model_name(tmp_path, None)
+
+
+# half precision
+
+@pytest.fixture
+def loud_folder(tmp_path, monkeypatch):
+    "A Gemma whose feed-forward layers overflow in float16."
+    network, processor = tiny_gemma(wide=True, loudness=10_000.0)
+    network.save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda name, **options: processor)
+    return tmp_path
+
+
+def as_on_a_card_without_bfloat16(monkeypatch):
+    "What is loaded there, on this machine: packed, tables in float16, computed in float32."
+    pytest.importorskip('bitsandbytes')
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: including_emulation)
+    settings = models.loading_settings()
+    monkeypatch.undo()
+    return {**settings, 'device_map': {'': 'cpu'}}
+
+
+def test_a_loud_model_is_answered_by_where_float16_overflows(loud_folder, monkeypatch):
+    processor = transformers.AutoProcessor.from_pretrained(loud_folder)
+    settings = as_on_a_card_without_bfloat16(monkeypatch)
+    assert (settings['dtype'], settings['quantization_config'].bnb_4bit_compute_dtype) == (torch.float16, torch.float32)
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda name, **options: processor)
+    monkeypatch.setattr(models, 'loading_settings', lambda *_: settings)
+    small = models.load_client(loud_folder, max_new_tokens=12)
+    assert small.settings['weights'] == 'nf4 float16 in float32'
+    tables = [part.weight for part in small.network.modules() if isinstance(part, torch.nn.Embedding)]
+    assert len(tables) > 1 and {table.dtype for table in tables} == {torch.float16}
+    monkeypatch.undo()
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda name, **options: processor)
+    wide = models.load_client(loud_folder, four_bit=True, max_new_tokens=12)
+    assert wide.settings['weights'] == 'nf4 float32'
+    inputs = models.encode(wide, [models.render(processor, QUESTIONS[2])])
+    with torch.no_grad(): one, other = (client.network(**inputs).logits for client in (small, wide))
+    alike = torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0)
+    assert one.dtype == torch.float32 and float(alike) > 0.98 # packed from tables of 16 and of 32 bits
+    assert all(reply.completion_tokens for reply in small.answer_all(QUESTIONS))
+
+
+def test_asked_to_compute_in_float16_a_loud_model_is_stopped(loud_folder):
+    for four_bit in (False, True):
+        loud = models.load_client(loud_folder, four_bit=four_bit, dtype=torch.float16, max_new_tokens=12)
+        with pytest.raises(StockerError, match='bfloat16 or float32'): loud.answer(ask('Vote.'))
+
+
+def test_scores_that_are_infinite_above_stop_a_run_and_ruled_out_tokens_do_not():
+    scores = torch.tensor([[0.0, -float('inf')]])
+    assert models.refuse_overflow(None, scores) is scores
+    for wrong in (float('inf'), float('nan')):
+        with pytest.raises(StockerError, match='not numbers'):
+            models.refuse_overflow(None, torch.tensor([[0.0, wrong]]))
+
+
+@pytest.mark.parametrize(('bfloat16', 'kind'), [(True, torch.bfloat16), (False, torch.float32)])
+def test_no_card_computes_in_float16_unless_told_so(monkeypatch, bfloat16, kind):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: (
+        including_emulation or bfloat16))
+    packed, whole = models.loading_settings(), models.loading_settings(four_bit=False)
+    assert packed['quantization_config'].bnb_4bit_compute_dtype == whole['dtype'] == kind
+    assert packed['dtype'] == (kind if bfloat16 else torch.float16)
+    assert models.loading_settings(dtype=torch.float16)['quantization_config'].bnb_4bit_compute_dtype == torch.float16

@@ -71,22 +71,27 @@ def tiny_processor() -> Any: # a `transformers.Gemma4Processor`
 # %% ../../nbs/llm/33_tiny.ipynb #d0ace9cd
 def tiny_gemma(
     seed: int = 0, # of the weights
+    wide: bool = False, # rows of 64 weights or more, as packing to 4 bits wants them on some processors
+    loudness: float = 1.0, # by which the feed-forward layers are louder; at 10,000 they overflow in float16
 ) -> tuple[Any, Any]: # model and processor
     "Gemma 4 with a hundred thousand random weights: the classes of the real model, without a download."
     torch, transformers, processor = need('torch', 'llm'), need('transformers', 'llm'), tiny_processor()
     number = {name: processor.tokenizer.convert_tokens_to_ids(token) for name, token in GEMMA_SPECIAL_TOKENS.items()}
-    words, heads = len(processor.tokenizer), {'num_attention_heads': 2, 'head_dim': 16}
+    words, size, own = len(processor.tokenizer), *((64, 64) if wide else (32, 8))
+    shape = {'hidden_size': size, 'intermediate_size': 2 * size, 'num_attention_heads': 2, 'head_dim': size // 2}
     text = transformers.Gemma4TextConfig(
-        vocab_size=words, vocab_size_per_layer_input=words, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
-        num_key_value_heads=1, global_head_dim=32, hidden_size_per_layer_input=8, num_kv_shared_layers=2,
-        sliding_window=64, max_position_embeddings=4096, layer_types=['sliding_attention', 'full_attention'] * 2,
-        **heads, **{f'{name}_id': number[name] for name in COMMON_SPECIAL_TOKENS})
+        vocab_size=words, vocab_size_per_layer_input=words, num_hidden_layers=4, num_key_value_heads=1,
+        global_head_dim=size, hidden_size_per_layer_input=own, num_kv_shared_layers=2, sliding_window=64,
+        max_position_embeddings=4096, layer_types=['sliding_attention', 'full_attention'] * 2, **shape,
+        **{f'{name}_id': number[name] for name in COMMON_SPECIAL_TOKENS})
     vision = transformers.Gemma4VisionConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_key_value_heads=2, position_embedding_size=64,
-        **heads)
+        num_hidden_layers=1, num_key_value_heads=2, position_embedding_size=64, **shape)
     config = transformers.Gemma4Config(
         text_config=text, vision_config=vision, audio_config=None, video_token_id=processor.video_token_id,
         **{f'{name}_token_id': number[f'{name}_token'] for name in ('boi', 'eoi', 'image', 'boa', 'audio')})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return transformers.Gemma4ForConditionalGeneration(config).eval(), processor
+        model = transformers.Gemma4ForConditionalGeneration(config).eval()
+    for layer in model.model.language_model.layers:
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj): part.weight.data.mul_(loudness)
+    return model, processor

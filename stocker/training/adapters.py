@@ -5,19 +5,26 @@
 # %% auto #0
 __all__ = ['BRIEF_PROMPT', 'OLDEST_TORCHAO', 'T4_MEMORY', 'NF4_BITS', 'ADAPTER', 'brief_messages', 'brief_answer', 'load_student',
            'lora_settings', 'check_packages', 'precision', 'gemma4_e4b_config', 'count_weights', 'memory_plan',
-           'memory_advice', 'check_forward', 'load_weights', 'save_trained', 'trained_moderator', 'model_card']
+           'memory_advice', 'overflow', 'check_forward', 'load_weights', 'save_trained', 'trained_moderator',
+           'model_card']
 
 # %% ../../nbs/training/54_adapters.ipynb #7efd67f9
+import ast
 import importlib.metadata
+import importlib.util
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..market.core import Decision, Portfolio, StockerError, Votes, need, write_atomically, write_json
-from ..llm.models import adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client
+from ..llm.models import (
+    adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
 from ..llm.prompts import QUESTION_FORM, trade_messages
 from ..llm.smollm2 import smollm2_client
 from .pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
@@ -68,7 +75,7 @@ def lora_settings(
                       target_modules=language_layers(model))
 
 # %% ../../nbs/training/54_adapters.ipynb #553061ab
-OLDEST_TORCHAO = (0, 16)
+OLDEST_TORCHAO = '0.16'
 
 
 def check_packages() -> None:
@@ -76,17 +83,145 @@ def check_packages() -> None:
     for package in ('torch', 'transformers', 'trl', 'peft', 'datasets'): need(package, 'train')
     try: version = importlib.metadata.version('torchao')
     except importlib.metadata.PackageNotFoundError: return
-    if tuple(int(part) for part in version.split('+')[0].split('.')[:2]) < OLDEST_TORCHAO:
-        remedy = "pip install --upgrade 'torchao>=0.16', then restart"
-        raise StockerError(f'torchao {version} is too old for PEFT: {remedy}')
+    from packaging.version import InvalidVersion, Version
+    remedy = f"pip install --upgrade 'torchao>={OLDEST_TORCHAO}', then restart"
+    try: old = Version(str(version)) < Version(OLDEST_TORCHAO) # so is '0.16rc1', which came before it
+    except InvalidVersion: raise StockerError(f'torchao is damaged, its version is {version!r}: {remedy}') from None
+    if old: raise StockerError(f'torchao {version} is too old for PEFT: {remedy}')
 
 # %% ../../nbs/training/54_adapters.ipynb #c29753de
 def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
-    "The number type to train in: 32 bits on a CPU, bfloat16 on cards that have it, float16 on the others."
+    "The number type to train in: bfloat16 on cards that have it, else 32 bits."
     import torch
     if not torch.cuda.is_available(): return {'use_cpu': True, 'bf16': False, 'fp16': False}
     has = torch.cuda.is_bf16_supported() and torch.cuda.get_device_capability()[0] >= 8
-    return {'use_cpu': False, 'bf16': has, 'fp16': not has}
+    return {'use_cpu': False, 'bf16': has, 'fp16': False}
+
+# %% ../../nbs/training/54_adapters.ipynb #300f510e
+RANGES: dict[str, tuple[float, float]] = { # least and most; a whole number where the least is one
+    'seed': (0, 2**32 - 1), 'rounds': (1, 10**6), 'prompts': (1, 10**6), 'horizon': (1, 10**4), 'rank': (1, 4096),
+    'policy_episodes': (0, 10**6), 'demonstrations': (0, 10**6), # from here on, of the trainer
+    'num_generations': (2, 10**5), 'max_steps': (-1, 10**9), 'top_k': (0, 10**6), 'learning_rate': (1e-12, 1.0),
+    'temperature': (0.01, 100.0), 'top_p': (1e-6, 1.0), 'beta': (0.0, 1e3), 'weight_decay': (0.0, 1.0),
+    'entropy_coef': (0.0, 1e3), 'epsilon': (0.0, 1e3), 'max_grad_norm': (0.0, 1e6), 'warmup_steps': (0.0, 1e9),
+    'logging_steps': (1e-6, 1e9), 'save_steps': (1e-6, 1e9), 'repetition_penalty': (0.01, 100.0), **dict.fromkeys(
+        ('per_device_train_batch_size', 'gradient_accumulation_steps', 'generation_batch_size', 'steps_per_generation',
+         'num_iterations', 'max_completion_length'), (1, 10**5))}
+ANY_NUMBER = (-1e308, 1e308) # of what has no range
+
+
+def check_number(
+    name: str, # of a setting
+    value: Any, # what was asked for
+    whole: bool | None = None, # whether it has to be a whole number; None: as its range is written
+) -> None:
+    "A number outside its range, or anything else in its place, is a `StockerError`."
+    least, most = RANGES.get(name, ANY_NUMBER)
+    whole = isinstance(least, int) if whole is None else whole
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if number and least <= value <= most: return
+    long = number and value and math.log10(abs(value)) > 18
+    shown = f'about 10^{math.log10(abs(value)):.0f}' if long else repr(value)
+    kind = 'whole number' if whole else 'number'
+    raise StockerError(f'{name} = {shown}: use a {kind} from {least:,} to {most:,}')
+
+# %% ../../nbs/training/54_adapters.ipynb #54370fed
+@lru_cache(maxsize=1)
+def trainer_fields() -> dict[str, set[str]]: # the words of each field's type, by name; empty where TRL is not installed
+    "The fields of `trl.GRPOConfig`, read from its source."
+    found: dict[str, set[str]] = {}
+    for package, file, kind in (('transformers', 'training_args.py', 'TrainingArguments'),
+                                ('trl', 'trainer/base_config.py', '_BaseConfig'),
+                                ('trl', 'trainer/grpo_config.py', 'GRPOConfig')):
+        installed = importlib.util.find_spec(package)
+        source = installed and Path(installed.origin).parent/file
+        if not (source and source.is_file()): return {}
+        classes = [part for part in ast.parse(source.read_text(encoding='utf-8')).body
+                   if isinstance(part, ast.ClassDef) and part.name == kind]
+        found |= {line.target.id: set(re.findall(r'\w+', ast.unparse(line.annotation)))
+                  for part in classes for line in part.body if isinstance(line, ast.AnnAssign)}
+    return found
+
+
+def check_field(
+    name: str, # of a field of the trainer
+    value: Any, # what was asked for
+) -> None:
+    "An unknown name, or a value of another type than the field has, is a `StockerError`."
+    known = trainer_fields()
+    if known and name not in known:
+        near = ' or '.join(get_close_matches(name, known, 2))
+        raise StockerError(f'{name}: trl.GRPOConfig has no such field' + (f'; do you mean {near}?' if near else ''))
+    types = known.get(name, set()) | ({'bool'} if name == 'scale_rewards' else set())
+    if not types or (value is None and 'None' in types): return
+    if types & {'int', 'float'} and type(value).__name__ not in types - {'int', 'float'}:
+        return check_number(name, value, whole='float' not in types)
+    if type(value).__name__ not in types and isinstance(value, (bool, int, float, str, list, dict, type(None))):
+        raise StockerError(f"{name} = {value!r}: use {' or '.join(sorted(types - {'Any'}))}")
+
+# %% ../../nbs/training/54_adapters.ipynb #48537f61
+ASKED = 'the questions of each round lie in this process, in the order in which a resumed run asks them again'
+KEPT = 'each round ends with a checkpoint, of which the one that does best in validation is kept'
+CASTS = 'it casts the adapter to half precision, in which small steps are lost'
+OURS: dict[str, tuple[tuple, str]] = { # fields of the trainer that a run sets by itself: what is open, and why no more
+    **dict.fromkeys(('output_dir', 'seed', 'num_train_epochs', 'resume_from_checkpoint'),
+                    ((), 'it follows from `out`, `seed`, `rounds` and `resume`')),
+    **dict.fromkeys(('shuffle_dataset', 'remove_unused_columns', 'ignore_data_skip'), ((False,), ASKED)),
+    **dict.fromkeys(('dataloader_num_workers', 'dataloader_persistent_workers'), ((0,), ASKED)),
+    'dataloader_multiprocessing_context': ((None,), ASKED), 'train_sampling_strategy': (('random',), ASKED),
+    'save_strategy': (('epoch', 'steps'), KEPT), 'eval_strategy': (('no',), KEPT), 'save_total_limit': ((None,), KEPT),
+    **dict.fromkeys(('save_only_model', 'load_best_model_at_end', 'eval_on_start'), ((False,), KEPT)),
+    'auto_find_batch_size': ((False,), 'a smaller batch would cut groups in two'),
+    'logging_strategy': (('steps', 'epoch'), 'alarms read the log'),
+    **dict.fromkeys(('model_init_kwargs', 'chat_template_kwargs'), (
+        (None,), 'the model is loaded, and asked, as it will be when it moderates')),
+    **dict.fromkeys(('use_transformers_continuous_batching', 'use_transformers_paged'), ((False,), CASTS))}
+
+
+def check_trainer(
+    fields: Mapping[str, Any], # of `trl.GRPOConfig`, as asked for
+) -> None:
+    "A field that is unknown, has a wrong value or is not open here is a `StockerError`."
+    for name, value in fields.items():
+        check_field(name, value)
+        if name in RANGES and value is not None: check_number(name, value)
+        open_values, reason = OURS.get(name, ((value,), ''))
+        if not any(value is one or (one is not None and value == one) for one in open_values):
+            raise StockerError(f'{name} = {value!r} is not open here: {reason}')
+    if fields.get('max_steps') == 0: raise StockerError('max_steps = 0: use 1 or above, or -1 for all rounds')
+
+# %% ../../nbs/training/54_adapters.ipynb #f0590a6d
+def processes() -> int: # 1 unless `accelerate launch` or `torchrun` started several
+    "Processes that train together, each on a card of its own."
+    count = os.environ.get('WORLD_SIZE', '1')
+    return int(count) if count.isdecimal() and int(count) > 0 else 1
+
+
+def round_steps(
+    questions: int, # in a round
+    fields: Mapping[str, Any], # of the trainer
+    cards: int, # processes that train together
+) -> int: # steps of the optimiser in a round
+    "How long a round is; one that does not come out even is a `StockerError` with the numbers."
+    batch, group, updates = (fields[name] for name in (
+        'per_device_train_batch_size', 'num_generations', 'gradient_accumulation_steps'))
+    parts = fields.get('steps_per_generation') or updates
+    answers = fields.get('generation_batch_size') or batch * parts * cards
+    where = f'per_device_train_batch_size = {batch} times {parts} batches on {cards} process{"es" * (cards > 1)}'
+    if answers % (batch * cards):
+        raise StockerError(f'generation_batch_size = {answers}: use a multiple of {batch * cards}, which is {where}')
+    if answers % group:
+        raise StockerError(f'{where} makes {answers} answers, which num_generations = {group} does not divide')
+    at_once = answers // group
+    if left := questions % at_once:
+        raise StockerError(
+            f'prompts = {questions}: {answers} answers in groups of {group} are {at_once} questions at a time, so '
+            f'{left} of {questions} would never be asked; use a multiple of {at_once}, or a smaller batch')
+    batches = questions // at_once * (answers // (batch * cards)) * fields.get('num_iterations', 1)
+    if batches % updates:
+        raise StockerError(f'gradient_accumulation_steps = {updates}: a round has {batches} batches, which it does not '
+                           'divide; the last step would learn from fewer')
+    return batches // updates
 
 # %% ../../nbs/training/54_adapters.ipynb #581a107c
 def gemma4_e4b_config() -> 'Gemma4Config':
@@ -120,10 +255,12 @@ NF4_BITS = 4 + 8/64 + 32/(64*256) # of a packed weight: itself, its scale, and t
 
 def memory_plan(
     config: 'Gemma4Config', # of the model
-    batch: int = 4, # answers that are worked on at a time: per_device_train_batch_size
+    batch: int = 2, # answers that are learned from at a time: per_device_train_batch_size
     prompt: int = 700, # tokens
     answer: int = 128, # tokens
     rank: int = 16, # of the adapter
+    together: int = 4, # answers that are written at a time: num_generations or more
+    width: int = 4, # bytes of a number that is computed with: 4 on a T4, 2 on cards with bfloat16
 ) -> dict[str, float]: # GB by part
     "What training with packed weights takes on a card, with gradient checkpointing."
     counts, text = count_weights(config), config.text_config
@@ -132,9 +269,10 @@ def memory_plan(
         'linear layers, 4 bit': counts['packed'] * NF4_BITS / 8,
         'embeddings and the rest, 16 bit': counts['other'] * 2,
         'adapter, its gradients and Adam, 32 bit': counts['adapted'] * rank * 16,
-        'activations kept for each layer': tokens * text.num_hidden_layers * text.hidden_size * 2,
-        'activations of one layer': tokens * (6 * text.intermediate_size + 12 * text.hidden_size) * 2,
-        'keys and values while answering': tokens * own * 2 * text.num_key_value_heads * 512 * 2,
+        'activations kept for each layer': tokens * text.num_hidden_layers * text.hidden_size * width,
+        'activations of one layer': tokens * (6 * text.intermediate_size + 12 * text.hidden_size) * width,
+        'keys and values while answering':
+            together * (prompt + answer) * own * 2 * text.num_key_value_heads * 512 * width,
         'scores of the vocabulary': batch * answer * text.vocab_size * 4 * 2,
         'CUDA itself': 0.8e9}
     return {name: size / 1e9 for name, size in bytes_of.items()}
@@ -154,18 +292,43 @@ def memory_advice(
             'gradient_accumulation_steps by the same factor, or shorten the answers.')
 
 # %% ../../nbs/training/54_adapters.ipynb #3731846c
+def overflow(
+    model: Any, # a torch model
+    inputs: Mapping[str, Any], # that it reads
+) -> str: # where its numbers end, and what helps
+    "Find the first layer whose numbers are not finite."
+    import torch
+    found: list[tuple[str, Any]] = []
+
+    def look(name: str, out: Any) -> None:
+        "Note a layer whose numbers are not finite."
+        if isinstance(out, torch.Tensor) and not out.isfinite().all(): found.append((name, out.dtype))
+    watched = [part.register_forward_hook(lambda part, given, out, name=name: look(name, out))
+               for name, part in model.named_modules()]
+    try: model(**inputs)
+    finally:
+        for hook in watched: hook.remove()
+    if not found: return 'its loss is not a number'
+    name, kind = found[0]
+    words = f"numbers overflow in {str(kind).removeprefix('torch.')}, first in {name}"
+    if kind != torch.float16: return f'{words}: its weights are damaged'
+    return f'{words}; load it with dtype=torch.float32 (packed weights stay packed), and leave fp16 out'
+
+
 def check_forward(
     model: Any, # a torch model, with or without an adapter
     student: Student, # how it is asked
     question: Question, # any
+    half: Any = None, # torch.dtype that the trainer multiplies in; None: as the model was loaded
 ) -> float: # loss, nats a token
     "Read a question with and without the cache; losses that differ or are not finite are a `StockerError`."
     import torch
     inputs = tokenized(student.tokenizer, [student.messages(*question)], return_tensors='pt').to(model.device)
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluating(model), torch.autocast(model.device.type, half, half is not None):
         one, other = (float(model(**inputs, labels=inputs['input_ids'], use_cache=cache).loss)
                       for cache in (True, False))
-    if math.isfinite(one) and math.isclose(one, other, rel_tol=0.02): return one
+        if not math.isfinite(one + other): raise StockerError(f'{student.name}: {overflow(model, inputs)}')
+    if math.isclose(one, other, rel_tol=0.02): return one
     raise StockerError(f'{student.name} reads the same text with a loss of {one:.3f} with its cache and {other:.3f} '
                        'without: upgrade transformers before training it')
 
@@ -196,7 +359,7 @@ def save_trained(
     "Write an adapter with its card, and the name of its model instead of a path on this machine."
     folder = Path(folder)
     model.save_pretrained(folder, save_embedding_layers=False)
-    settings = json.loads((folder/'adapter_config.json').read_text())
+    settings = read_object(folder/'adapter_config.json')
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
     write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
@@ -209,8 +372,9 @@ def trained_moderator(
     names = {name: Path(folder)/name for name in ('adapter_config.json', QUESTION_FORM)}
     for name, file in names.items():
         if not file.is_file(): raise StockerError(f'{folder}: there is no trained moderator here ({name} is missing)')
-    settings, form = (json.loads(file.read_text(encoding='utf-8')) for file in names.values())
-    student = load_student(settings['base_model_name_or_path'], brief=form['messages'] == 'brief_messages')
+    settings = read_object(names['adapter_config.json'], 'base_model_name_or_path')
+    form = read_object(names[QUESTION_FORM], 'messages')['messages']
+    student = load_student(settings['base_model_name_or_path'], brief=form == 'brief_messages')
     return student.moderator(load_adapter(student.model, folder, 'default').eval())
 
 # %% ../../nbs/training/54_adapters.ipynb #7028db6e

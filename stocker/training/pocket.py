@@ -23,7 +23,7 @@ from stocker.market.core import (
 from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import evaluating, text_tokenizer
+from ..llm.models import chat_texts, damaged, evaluating, fold_system, refuse_overflow, text_tokenizer
 from ..llm.prompts import decision_in
 from .questions import NUMBERS, Question, at_least, possible_order, random_question
 
@@ -166,8 +166,7 @@ def tokenized(
     **options: Any, # of the tokenizer, e.g. padding
 ) -> 'BatchEncoding': # input_ids and attention_mask
     "Conversations as the numbers that a model reads; processors of pictures and tokenizers alike."
-    texts = tokenizer.apply_chat_template(list(conversations), add_generation_prompt=True, tokenize=False)
-    return text_tokenizer(tokenizer)(texts, add_special_tokens=False, **options)
+    return text_tokenizer(tokenizer)(chat_texts(tokenizer, conversations), add_special_tokens=False, **options)
 
 # %% ../../nbs/training/52_pocket.ipynb #712e4ed6
 MessagesOf = Callable[[Votes, Portfolio], Messages] # how a model is asked
@@ -217,7 +216,7 @@ class ModelModerator:
         sampling = {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
         with torch.no_grad(), evaluating(self.model):
             said = self.model.generate(
-                **inputs.to(self.model.device), max_new_tokens=self.max_new_tokens,
+                **inputs.to(self.model.device), max_new_tokens=self.max_new_tokens, logits_processor=[refuse_overflow],
                 pad_token_id=text_tokenizer(self.tokenizer).pad_token_id,
                 **(sampling if temperature else {'do_sample': False}))
         return self.tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
@@ -284,6 +283,14 @@ class Student:
     longest_prompt: int # tokens
     say: Callable[[Decision], str] = full_answer # how it would give a decision
 
+    def asked(
+        self,
+        votes: Votes, # by role
+        portfolio: Portfolio, # what there is to trade with
+    ) -> Messages:
+        "How the model is asked, in turns that its chat template takes."
+        return fold_system(self.tokenizer, self.messages(votes, portfolio))
+
     def moderator(
         self,
         model: Any = None, # the model with an adapter; None: as it was loaded
@@ -297,6 +304,7 @@ def load_pocket(
 ) -> Student: # with 32-bit weights
     "The pocket model, read from its files without a progress bar."
     need('transformers', 'llm')
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
     folder = Path(folder or package_path('pocket'))
@@ -305,6 +313,7 @@ def load_pocket(
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try: model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32', use_safetensors=True).eval()
+    except (OSError, ValueError, SafetensorError) as error: raise damaged(folder, error) from error
     finally:
         if shown: logging.enable_progress_bar()
     return Student('pocket', model, AutoTokenizer.from_pretrained(folder), pocket_messages, 8, 48,

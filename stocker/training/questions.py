@@ -278,6 +278,8 @@ class Splits:
         count: int, # most episodes to choose on, and in each test
     ) -> 'Splits':
         "The first of the episodes that are played and not trained on, for models that take long."
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise StockerError(f'few = {count!r}: use a whole number of episodes, 1 or above')
         return Splits(self.training, self.validation[:count],
                       {name: voted[:count] for name, voted in self.tests.items()})
 

@@ -20,7 +20,8 @@ from ..council.council import Moderator, VotedEpisode
 from ..council.evaluation import BLUE, GREY, ORANGE, write_picture
 from ..council.moderators import read_logistic
 from ..studies.statistics import (
-    BASELINE_POLICIES, evaluate, paired_difference, play_policies, summarise, verdicts)
+    BASELINE_POLICIES, evaluate, paired_difference, play_policies, summarise, verdict, verdicts)
+from ..llm.models import read_object
 from .adapters import ADAPTER, load_weights
 from .grpo import WARM_START, Trained
 from .questions import EpisodeSet, Splits, data_words
@@ -115,8 +116,8 @@ def run_groups(
     groups: dict[str, list[dict[str, Any]]] = {}
     for file in sorted(Path(folder).glob('*/run.json')):
         if not (file.parent/EVALUATION).is_file(): continue
-        record = json.loads(file.read_text(encoding='utf-8'))
-        record['evaluation'] = json.loads((file.parent/EVALUATION).read_text(encoding='utf-8'))
+        record = read_object(file, 'seed')
+        record['evaluation'] = read_object(file.parent/EVALUATION)
         record['folder'] = file.parent.name
         groups.setdefault(file.parent.name.rsplit('_', 1)[0], []).append(record)
     if groups: return {name: sorted(records, key=lambda record: record['seed']) for name, records in groups.items()}
