@@ -154,6 +154,8 @@ def known(
     before: bool = False, # do not count what comes at the moment itself
 ) -> int: # how many had come, so that `times[:known(times, moment)]` are the ones
     "How many of the moments had come: the one place where times are compared."
+    if key is None and hasattr(times, 'searchsorted'): # of NumPy and pandas, which look faster themselves
+        return int(times.searchsorted(moment, 'left' if before else 'right'))
     return (bisect_left if before else bisect_right)(times, moment, key=key)
 
 # %% ../../nbs/market/01_core.ipynb #c115bf12

@@ -199,23 +199,18 @@ def season(
         float(prices['high'].to_numpy()[year].max()), float(prices['low'].to_numpy()[year].min()))
 
 # %% ../../nbs/market/06_episodes.ipynb #de5e9362
-def bar_end(
-    symbol: str, # as Yahoo writes it
-    day: np.datetime64, # of the bar
-) -> datetime: # with its time zone
-    "When a bar was known, by the calendar of the data set."
-    return session_end(symbol, day.item(), session_closes(data_path('calendar.parquet')).get(str(day)))
-
-
 def known_rows(
     table: pd.DataFrame, # price table
     symbol: str, # what it is of
     until: datetime, # as `bars_until` gives it
+    closes: dict[str, datetime], # as `session_closes` gives them
 ) -> int: # rows known by then
     "How many bars of a symbol had ended: of those up to the day, the last ones may not have."
-    days = table.index.to_numpy()
-    rows = known(days, np.datetime64(until.date()))
-    while rows and not known([bar_end(symbol, days[rows - 1].astype('datetime64[D]'))], until): rows -= 1
+    rows = known(table.index.to_numpy(), np.datetime64(until.date()))
+    while rows:
+        day = table.index[rows - 1].date()
+        if known([session_end(symbol, day, closes.get(day.isoformat()))], until): break
+        rows -= 1
     return rows
 
 # %% ../../nbs/market/06_episodes.ipynb #17295302
@@ -386,11 +381,11 @@ def observe(
     "What was public at one decision."
     session, close = bars[-1].date, bars[-1].close
     decided_at = decision_time(session, timing)
-    until = bars_until(decided_at, timing)
-    if not known([bar_end(episode.ticker, np.datetime64(session))], until):
+    until, closes = bars_until(decided_at, timing), session_closes(data_path('calendar.parquet'))
+    if not known([session_end(episode.ticker, decided_at.date(), closes[session])], until):
         remedy = 'trade a share of the exchange' if timing is Timing.NEXT_OPEN else "use timing='next_open'"
         raise DataError('its session ends after the decision', ticker=episode.ticker, date=session, remedy=remedy)
-    moves = [peer_move(symbol, relation, table, known_rows(table, symbol, until))
+    moves = [peer_move(symbol, relation, table, known_rows(table, symbol, until, closes))
              for symbol, (relation, table) in episode.peers.items()]
     facts = episode.facts
     return MarketObservation(

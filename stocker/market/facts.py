@@ -123,7 +123,8 @@ def trailing_earnings(
     for moment in own['released_at'].drop_duplicates().sort_values():
         quarters_known = own[:known(own['released_at'].to_list(), moment)].set_index('fiscal_quarter')
         latest = max(quarters_known.index)
-        last_four = quarters_known['diluted_eps_gaap'].reindex([str(pd.Period(latest, 'Q') - back) for back in range(4)])
+        wanted = [str(pd.Period(latest, 'Q') - back) for back in range(4)]
+        last_four = quarters_known['diluted_eps_gaap'].reindex(wanted)
         rows.append((moment, latest, round(float(last_four.sum(skipna=False)), 6)))
     table = pd.DataFrame(rows, columns=['released_at', 'fiscal_quarter', 'trailing_eps'])
     return table.astype({'released_at': quarters['released_at'].dtype, 'trailing_eps': float})

@@ -311,7 +311,8 @@ def read_episode_name(
         raise StockerError(f'{text!r} is no episode: write ticker, first and last day as NVDA:2024-03-01:2024-04-30')
     ticker, start, end = parts
     file_stem(ticker)
-    if known([iso_day(end)], iso_day(start)): raise StockerError(f'{text!r}: the window is empty; the later day comes last')
+    if known([iso_day(end)], iso_day(start)):
+        raise StockerError(f'{text!r}: the window is empty; the later day comes last')
     return EpisodeName(ticker.upper(), start, end)
 
 # %% ../../nbs/market/07_histories.ipynb #374aa105
