@@ -309,8 +309,7 @@ def sessions_between(
 ) -> list[str]: # ISO dates
     "The sessions of the exchange in a window; beyond the known calendar, its weekdays."
     days = list(session_closes(data_path('calendar.parquet')))
-    later = pd.bdate_range(days[-1], end).strftime('%Y-%m-%d').tolist()
-    days += later[known(later, days[-1]):]
+    days += pd.bdate_range(days[-1], end).strftime('%Y-%m-%d')[1:].tolist() # the last session is a weekday
     return days[known(days, start, before=True):known(days, end)]
 
 # %% ../../nbs/market/06_episodes.ipynb #a991c01c

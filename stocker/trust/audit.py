@@ -16,14 +16,16 @@ from .attacks import check_fence, check_headlines, check_pages, check_paths, che
 from .books import (
     check_fees, check_fills, check_optimum, check_processes, check_runs, check_threads, check_training)
 from .checks import Result
-from .leaks import check_charts, check_corpus, check_tasks
+from .leaks import (
+    check_charts, check_corpus, check_learnt, check_mutants, check_sources, check_tasks)
 from .memory import check_memory
 
 # %% ../../nbs/trust/86_audit.ipynb #18728a09
 AuditCheck = Callable[[bool], Result] # takes whether to be quick
 CHECKS: tuple[AuditCheck, ...] = (
-    check_tasks, check_corpus, check_charts, check_fills, check_runs, check_optimum, check_fees, check_processes,
-    check_threads, check_memory, check_paths, check_pages, check_headlines, check_fence, check_server, check_weights)
+    check_tasks, check_corpus, check_charts, check_sources, check_learnt, check_mutants, check_fills, check_runs,
+    check_optimum, check_fees, check_processes, check_threads, check_memory, check_paths, check_pages, check_headlines,
+    check_fence, check_server, check_weights)
 
 
 def checks_of(
