@@ -1,5 +1,7 @@
 "The source is changed after a day, everything is built again, and what was seen up to that day stays as it was."
+import ast
 import os
+import re
 from contextlib import nullcontext
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -256,3 +258,50 @@ def test_the_facts_of_an_episode_do_not_depend_on_its_last_day():
              for end in ('2023-11-10', '2024-04-30')]
     assert looks[0] == looks[1] and looks[0].fundamentals
     assert load_facts('AAPL').earnings.facts[-1].fiscal_quarter == '2023Q3' and Path(core.__file__).is_file()
+
+
+# one function compares times
+
+TIME_WORDS = re.compile(r"released|decided|moment|\bnow\b|session\b|\bdates?\b|\bday\b|today|cutoff|_at\b|\.index\b|"
+                        r"'(first|last|date)'|Timestamp|iso_day|datetime|_day\b")
+AUDITS = ('trust/leaks.py', 'trust/sources.py') # they work out a second time what was known
+ALLOWED = { # where it stands: what is compared there, and why it decides nothing about what is known
+    'market/core.py known': 'the one place',
+    'market/data.py row_faults': 'rows out of order are a fault of the file',
+    'market/data.py in_window': 'rows are chosen from a file that may be out of order',
+    'market/episodes.py season': 'a number of rows',
+    'market/episodes.py season_returns': 'rows of what is known already',
+    'market/episodes.py episode_market': 'a number of rows',
+    'market/histories.py whole_windows': 'places of days that are looked up, and then compared for equality',
+    'market/indicators.py gapless': 'rows out of order are refused',
+    'studies/rules.py side_by_side': 'places of days that are in the table',
+    'studies/rules.py corpus_baselines': 'places of days that are in the calendar',
+    'studies/fidelity.py breakout': 'prices, on the days of a table',
+    'serving/server.py _sweep': 'seconds of a clock, after which an idle session ends',
+    'trading/engine.py _look_up': 'numbers of rows',
+    'trading/engine.py _play_columns': 'numbers of rows'}
+
+
+def comparisons(path):
+    "Ordered comparisons of times and searches in sorted ones, as function and code."
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            if not any(isinstance(sign, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for sign in node.ops): continue
+            if not TIME_WORDS.search(ast.unparse(node)): continue
+        elif not (isinstance(node, ast.Call) and re.search(r'searchsorted|bisect|asof', ast.unparse(node.func))):
+            continue
+        inside = [one.name for one in functions if one.lineno <= node.lineno <= one.end_lineno]
+        yield inside[-1] if inside else '', ast.unparse(node)
+
+
+def test_nothing_but_known_compares_times():
+    package = Path(core.__file__).parents[1]
+    found = {}
+    for path in sorted(package.rglob('*.py')):
+        place = path.relative_to(package).as_posix()
+        if place in AUDITS or path.name == '_modidx.py': continue
+        for function, code in comparisons(path): found.setdefault(f'{place} {function}', []).append(code)
+    assert {place: code for place, code in found.items() if place not in ALLOWED} == {}
+    assert set(ALLOWED) <= set(found), 'remove what is no longer there'
