@@ -29,7 +29,7 @@ from ..council.moderators import fit_logistic
 from ..council.specialists import RULE_ANALYSTS
 from ..market import core, data, episodes, facts, headlines, histories
 from ..market.core import DataError, MarketObservation, StockerError, Timing, canonical_json, data_path
-from ..market.data import drop_unfinished, load_prices, write_table
+from ..market.data import load_prices, write_table
 from ..market.episodes import Episode, Timeline, session_closes
 from ..market.histories import Corpus, Histories, HistoriesSource, corpus_index, packaged_histories
 from ..studies.rules import balanced_weights, corpus_baselines, difficulty
@@ -246,7 +246,7 @@ def expectation_faults(
     if episode.market(timing).fills.tolist() != fills[:len(days)].tolist(): yield 'orders are filled at other prices'
     until = last_moment(SOURCE_DAY.isoformat(), timing) + BEFORE_CLOSE[timing]
     for symbol, table in sources.prices.items():
-        final = len(drop_unfinished(table, pd.Timestamp(until) + pd.Timedelta(hours=2), symbol))
+        final = len(data.drop_unfinished(table, pd.Timestamp(until) + pd.Timedelta(hours=2), symbol))
         if final != rows_over(table, symbol, until): yield f'{symbol}: {final} rows of a fetch count as final'
 
 
