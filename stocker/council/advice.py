@@ -12,10 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..market.core import (
-    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
+from stocker.market.core import (
+    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, known, need,
+    release_time)
 from ..market.data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
-from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
+from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time, moment
 from ..market.facts import source_splits
 from ..market.histories import current_facts, fetch_window, relations_of
 from ..trading.reward import RewardWeights
@@ -28,13 +29,13 @@ def read_story(
 ) -> Headline | None: # None where it has no title or no time of publication
     "A story as a headline."
     content = story.get('content') if isinstance(story.get('content'), dict) else story
-    try: released = pd.Timestamp(content['pubDate'])
+    try: released_at = release_time(content['pubDate'])
     except (KeyError, TypeError, ValueError): return None
     title = ' '.join(str(content.get('title') or '').split())
-    if not title or released is pd.NaT or released.tzinfo is None: return None
+    if not title: return None
     provider = content.get('provider')
     origin = provider.get('displayName') if isinstance(provider, dict) else None
-    return Headline(released.isoformat(), 'story', title, 'neutral', str(origin or 'Yahoo Finance'))
+    return Headline(released_at, 'story', title, 'neutral', str(origin or 'Yahoo Finance'))
 
 # %% ../../nbs/council/26_advice.ipynb #07c3f0f7
 NewsDownload = Callable[[str], Sequence[dict[str, Any]] | None] # a symbol in, stories as Yahoo gives them out
@@ -69,7 +70,7 @@ def latest_session(
     "The latest session of the New York Stock Exchange whose evening has come."
     sessions = nyse_sessions((now - pd.Timedelta(days=14)).date(), now.tz_convert('America/New_York').date())
     days = [f'{day:%Y-%m-%d}' for day in sessions.index]
-    return [day for day in days if decision_time(day, Timing.NEXT_OPEN) <= now.to_pydatetime()][-1]
+    return days[known(days, now, key=lambda day: decision_time(day, Timing.NEXT_OPEN)) - 1]
 
 
 def current_prices(
@@ -97,8 +98,8 @@ def unseen(
     trouble: str, # what was wrong with the news; empty if nothing
 ) -> list[str]: # one sentence each
     "What the council could not see."
-    decided = pd.Timestamp(observation.decided_at)
-    later = sum(pd.Timestamp(headline.released_at) > decided for headline in headlines)
+    news = Timeline(headlines)
+    later = len(headlines) - len(news.window(moment(observation.decided_at)))
     missing = [f'{symbol}: {reason}' for symbol, reason in failures.items()]
     missing += [trouble] if trouble else []
     missing += [f'stories that came after the time of decision and wait for the next session: {later}'] if later else []
@@ -121,7 +122,7 @@ def observe_latest(
     prices = current_prices(tables, failures, ticker, session)
     headlines, trouble = fetch_stories(ticker, stories)
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
-    facts = current_facts(ticker, session)
+    facts = current_facts(ticker)
     episode = Episode.from_prices(prices, ticker, f'{prices.index[-2]:%Y-%m-%d}', session, peers=others,
                                   share_splits=source_splits(source, ticker),
                                   facts=replace(facts, news=Timeline([*facts.news.facts, *headlines])))

@@ -30,7 +30,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from .core import (
-    DataError, StockerError, data_path, excerpt, file_stamp, file_stem, need, write_atomically)
+    DataError, StockerError, data_path, excerpt, file_stamp, file_stem, known, need, session_end, write_atomically)
+
 
 # %% ../../nbs/market/02_data.ipynb #d87ada44
 PRICE_COLUMNS: tuple[str, ...] = ('open', 'high', 'low', 'close', 'adj_close', 'volume')
@@ -542,21 +543,19 @@ def tidy_prices(
     return prices[~prices.index.duplicated(keep='last')].sort_index()
 
 # %% ../../nbs/market/02_data.ipynb #aa69307c
-FINAL_AFTER: pd.Timedelta = pd.Timedelta(hours=2) # from the close of a session until its bar is final
+FINAL_AFTER: pd.Timedelta = pd.Timedelta(hours=2) # from the end of a session until its bar is final
 
 
 def drop_unfinished(
     prices: pd.DataFrame, # a price table
     now: pd.Timestamp, # the present moment, with a time zone
+    ticker: str = '', # its symbol, which says when its sessions end; empty for a share
 ) -> pd.DataFrame: # the rows that are final
-    "The rows without today's, unless today's session has been over for two hours, and without any later day."
+    "The rows whose own session has been over for two hours."
     if now.tzinfo is None: raise StockerError('`now` has no time zone: use pd.Timestamp.now("UTC")')
-    local = now.tz_convert('America/New_York')
-    today = local.tz_localize(None).normalize()
-    if today not in prices.index: return prices[prices.index < today]
-    closes = nyse_sessions(today, today)['closes_at']
-    close = closes.iloc[0] if len(closes) else (today + pd.Timedelta(hours=16)).tz_localize('America/New_York')
-    return prices[prices.index <= today] if now >= close + FINAL_AFTER else prices[prices.index < today]
+    today = now.tz_convert('America/New_York').tz_localize(None).normalize()
+    closes = nyse_sessions(today - pd.Timedelta(days=7), today + pd.Timedelta(days=1))['closes_at']
+    return prices[:known(prices.index, now - FINAL_AFTER, key=lambda day: session_end(ticker, day, closes.get(day)))]
 
 # %% ../../nbs/market/02_data.ipynb #5499f5ac
 class RateLimited(StockerError):
@@ -619,7 +618,7 @@ class YahooSource:
             remedy = 'check the symbol and the connection'
             raise DataError(f'Yahoo gave no prices ({error})', ticker=ticker, remedy=remedy) from error
         prices = tidy_prices(pd.DataFrame(columns=list(PRICE_COLUMNS)) if answer is None else answer, ticker)
-        return in_window(drop_unfinished(prices, pd.Timestamp.now('UTC')), ticker, first, last)
+        return in_window(drop_unfinished(prices, pd.Timestamp.now('UTC'), ticker), ticker, first, last)
 
     def splits(
         self,

@@ -8,10 +8,9 @@ __all__ = ['read_headlines', 'read_macro', 'read_forum', 'read_quarterly_eps', '
 
 # %% ../../nbs/market/03_facts.ipynb #2e66915e
 import json
-import math
 import re
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from .core import DataError, data_path, file_stamp, file_stem
+from .core import DataError, data_path, dated, file_stamp, file_stem, known, release_time
 from .data import YEARS_KNOWN, PriceSource, ShareSplits, csv_rows, read_table, splits_by_ticker
 
 
@@ -73,8 +72,8 @@ def by_release(
 ) -> pd.DataFrame: # the columns, released_at in UTC; the text it was read from as `released_text`; oldest first
     "Facts as a table, in the order in which they became known."
     facts = pd.DataFrame(rows, columns=list(columns))
-    moments = pd.to_datetime(facts['released_at'], format='ISO8601', utc=True).dt.as_unit('us')
-    facts = facts.assign(released_at=moments, released_text=facts['released_at'])
+    moments = pd.to_datetime([dated(datetime.fromisoformat(text)) for text in facts['released_at']], utc=True)
+    facts = facts.assign(released_at=moments.as_unit('us'), released_text=facts['released_at'])
     return facts.sort_values('released_at', kind='stable', ignore_index=True)
 
 # %% ../../nbs/market/03_facts.ipynb #712c56c0
@@ -129,9 +128,10 @@ def trailing_earnings(
     "At every release: the sum of the last four consecutive quarters known by then."
     own, rows = quarters[quarters['ticker'] == ticker], []
     for moment in own['released_at'].drop_duplicates().sort_values():
-        known = own[own['released_at'] <= moment].set_index('fiscal_quarter')['diluted_eps_gaap']
-        latest = max(known.index)
-        last_four = known.reindex([str(pd.Period(latest, 'Q') - back) for back in range(4)])
+        quarters_known = own[:known(own['released_at'].to_list(), moment)].set_index('fiscal_quarter')
+        latest = max(quarters_known.index)
+        wanted = [str(pd.Period(latest, 'Q') - back) for back in range(4)]
+        last_four = quarters_known['diluted_eps_gaap'].reindex(wanted)
         rows.append((moment, latest, round(float(last_four.sum(skipna=False)), 6)))
     table = pd.DataFrame(rows, columns=['released_at', 'fiscal_quarter', 'trailing_eps'])
     return table.astype({'released_at': quarters['released_at'].dtype, 'trailing_eps': float})
@@ -182,7 +182,6 @@ def split_between(
     return math.prod(ratio for day, ratio in splits if first < day <= last)
 
 # %% ../../nbs/market/03_facts.ipynb #a4d5a47c
-EARLIEST_POST, LATEST_POST = 1_100_000_000, 4_000_000_000 # seconds since 1970: years 2004 and 2096
 TAKEN_BACK: re.Pattern = re.compile(r'\[\s*(deleted|removed)[^\]]*\]', re.IGNORECASE)
 
 
@@ -203,12 +202,10 @@ def forum_post(
     post = json.loads(line)
     if not isinstance(post, dict): raise ValueError('it is not a JSON object')
     created = post.get('created_utc')
-    seconds = float(created or 'nan')
-    if not EARLIEST_POST < seconds < LATEST_POST:
-        raise ValueError(f'created_utc is {created!r}, not seconds since 1970')
+    try: moment = release_time(float(created or 'nan'))
+    except ValueError: raise ValueError(f'created_utc is {created!r}, not seconds since 1970') from None
     score = post.get('score') or 0 # 0 where unknown
     if type(score) is not int or abs(score) >= 10**15: raise ValueError(f'score is {score!r}, not a whole number')
-    moment = datetime.fromtimestamp(math.ceil(seconds), timezone.utc).isoformat()
     body = (post.get('selftext') or '').encode('utf-8', 'replace').decode().strip()
     return {'released_at': moment, 'community': one_line(post, 'subreddit'), 'score': score,
             'title': one_line(post, 'title'), 'text': '' if TAKEN_BACK.fullmatch(body) else body}

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, write_atomically
+from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, known, write_atomically
 from ..market.episodes import comparable
 from ..trading.engine import market_path, play_orders
 from ..trading.orders import switch_orders
@@ -202,7 +202,7 @@ def block_of(
     starts: Sequence[str], # (blocks,) ISO date of the first day of each block, in order
 ) -> np.ndarray: # number of the block that each date lies in
     "Which block of time a date belongs to."
-    return np.maximum(0, np.searchsorted(np.array(starts), np.array(dates), side='right') - 1)
+    return np.array([max(0, known(starts, day) - 1) for day in dates])
 
 # %% ../../nbs/studies/45_fidelity.ipynb #bc1fd0a7
 def block_starts(

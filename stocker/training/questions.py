@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..market.core import (
-    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, digest)
+    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, digest, known)
 from ..market.episodes import TASKS, comparable, load_task
 from ..market.histories import load_corpus, regimes
 from ..trading.engine import MarketPath, Played, Run, Start, market_path, stack_paths
@@ -319,8 +319,9 @@ def corpus_splits(
 ) -> Splits:
     "Real episodes with the votes of the rule analysts."
     kept_apart = load_corpus('embargo')
+    later = known(kept_apart.index['first'].tolist(), YEARS_OF_THE_TASKS, before=True)
     corpora = {'training': (load_corpus('training'), training), 'validation': (load_corpus('validation'), validation),
-               'years of the tasks': (kept_apart.choose(kept_apart.index['first'] >= YEARS_OF_THE_TASKS), test),
+               'years of the tasks': (kept_apart[later:], test),
                'test': (load_corpus('test'), test)}
     chosen = {name: spread_out(corpus, count) for name, (corpus, count) in corpora.items()}
     chosen['tasks'] = [load_task(task) for task in TASKS]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..llm.client import Client, Messages, ScriptedClient
 from ..llm.prompts import LanguageSpecialist
-from ..market.core import Abstention, Bar, MarketObservation, Vote, canonical_json
+from ..market.core import Abstention, Bar, MarketObservation, Vote, canonical_json, known
 from ..market.episodes import TASKS, Episode, load_task
 from ..market.indicators import indicator_table
 from .checks import Result
@@ -289,8 +289,8 @@ def sample_of(
 ) -> str: # 'in-sample', 'partly in-sample', 'out-of-sample' or 'unknown'
     "What results of a model on a window may be called."
     if cutoff is None: return 'unknown'
-    if first > cutoff: return 'out-of-sample'
-    return 'in-sample' if last <= cutoff else 'partly in-sample'
+    if not known([first], cutoff): return 'out-of-sample'
+    return 'in-sample' if known([last], cutoff) else 'partly in-sample'
 
 
 def result_label(
