@@ -154,7 +154,7 @@ def copied(jobs, progress): # charts take longest, and are tried elsewhere
         shutil.copyfile(charts/path.name, path)
 
 charts, dataset.write_charts = data_path('charts'), copied
-dataset.build_dataset(Packaged(), sys.argv[1], progress=False)
+dataset.build_dataset(Packaged(), sys.argv[1], progress=False, replace=True)
 """
 
 

@@ -320,7 +320,7 @@ def seal_holds(
     line: bytes, # what was read, with or without the end of the line
 ) -> bool: # True for one that has no seal
     "Whether a line is, byte for byte, what was sealed."
-    rest = line.removesuffix(b'\n').replace(f'"seal":"{value.seal}",'.encode(), b'', 1)
+    rest = line.rstrip(b'\r\n').replace(f'"seal":"{value.seal}",'.encode(), b'', 1)
     return not value.seal or hashlib.sha256(rest).hexdigest() == value.seal
 
 # %% ../../nbs/market/01_core.ipynb #ed2a3f1d
