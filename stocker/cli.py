@@ -159,22 +159,38 @@ def council_of(
     root = cache if timing == 'close' else cache.with_name(f'{cache.name}-{timing}')
     return language_council(client, chosen, VoteCache(root))
 
+# %% ../nbs/92_cli.ipynb #db3aa35d
+def label_of(
+    model: str, # as `council_of` takes it
+    moderator: str | None, # of ModeratorName
+    adapter: Path | None = None, # folder of a trained moderator
+    name: str = '', # of the model, where an address or a recording was given
+) -> str: # a part of a file name; empty for the council of rules under the vote mean
+    "Who decided, in names of files."
+    known = model if model in ('smollm2', 'gemma') else name.split('@')[0].rpartition('/')[2]
+    who = '' if model == 'rules' else known or model.rpartition('//')[2]
+    merging = '' if adapter or (model, moderator) == ('rules', 'vote_mean') else moderator or ''
+    trained = [part for part in adapter.absolute().parts[-2:] if part != 'moderator-lora'] if adapter else []
+    parts = [''.join(sign if sign.isalnum() or sign in '._-' else '_' for sign in part)[:60]
+             for part in (who, merging, *trained)]
+    return '-'.join(filter(None, parts))
+
 # %% ../nbs/92_cli.ipynb #c2af1b4c
 def trade(
     episodes: list['Episode'], # what is traded
     timing: str, # of TimingName
     council: 'Council', # who trades
     out: Path, # folder for the results
+    label: str = '', # from `label_of`
 ) -> list['Comparison']: # in the order of the episodes
     "Trade episodes, print each table, write each run."
     from stocker.council.evaluation import compare, headline
-    from stocker.market.core import file_stem
+    from stocker.market.core import file_stem, keep_folder
     council.fill(episodes, timing)
     comparisons = [compare(episode, council, timing) for episode in episodes]
     for episode, comparison in zip(episodes, comparisons):
         name = episode.name.replace(episode.ticker, file_stem(episode.ticker)).replace(':', '_')
-        folder = out/f'{name}-{timing}'
-        write_run(comparison, folder)
+        folder = keep_folder(out/'-'.join(filter(None, [name, label, timing])), partial(write_run, comparison))
         typer.echo(f'{headline(comparison)}\n{result_table(comparison)}\nwritten to {folder}\n')
     return comparisons
 
@@ -187,6 +203,7 @@ CacheOption = Annotated[Path, typer.Option(help='folder of the vote cache')]
 AdapterOption = Annotated[Path | None, typer.Option(help='folder of a trained moderator')]
 SourceOption = Annotated[str, typer.Option(help="'package', 'yahoo', or a folder of CSV files")]
 OutOption = Annotated[Path, typer.Option(help='folder for the results')]
+ReplaceOption = Annotated[bool, typer.Option('--replace', help='replace what lies there')]
 CACHE_ROOT = Path('.cache/council')
 
 # %% ../nbs/92_cli.ipynb #0bd5ab23
@@ -206,7 +223,8 @@ def run(
 ) -> None:
     "Trade an episode with a council and compare the run with its baselines."
     episodes = episodes_of(target, source, headlines)
-    trade(episodes, timing, council_of(model, moderator, timing, cache, recording, adapter), out)
+    council = council_of(model, moderator, timing, cache, recording, adapter)
+    trade(episodes, timing, council, out, label_of(model, moderator, adapter, council.name))
 
 # %% ../nbs/92_cli.ipynb #8560420d
 DEMO_HORIZONS = {'planted': 2, 'corpus': 5} # decisions that count; a planted analyst knows one move
@@ -275,7 +293,8 @@ def run_folders(
     folder: Path, # of one run, or of several
 ) -> list[Path]: # folders with a trace.jsonl
     "The runs that lie in a folder; none at all is a `StockerError`."
-    folders = [folder] if (folder/'trace.jsonl').is_file() else sorted(p.parent for p in folder.glob('*/trace.jsonl'))
+    whole = sorted(path.parent for path in folder.glob('[!.]*/trace.jsonl')) # what begins with a dot is not complete
+    folders = [folder] if (folder/'trace.jsonl').is_file() else whole
     if not folders: refuse(f'{folder}: there is no trace.jsonl in it; run an episode first (stocker run task_easy)')
     return folders
 
@@ -320,6 +339,7 @@ def build_corpus(
     out: OutOption = Path('corpus'),
 ) -> None:
     "Index the episodes of a price source and play five simple rules on them."
+    from stocker.market.core import keep_files, keep_folder
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus, open_histories, read_universe, save_histories
     from stocker.studies.rules import baseline_table, corpus_baselines
@@ -328,12 +348,12 @@ def build_corpus(
     for problem in histories.problems: typer.echo(problem, err=True)
     corpus = load_corpus(None, length, stride, tickers, histories)
     results = corpus_baselines(corpus, timing)
-    write_table(corpus.index, out/'index.parquet')
-    write_table(results, out/'baselines.parquet')
-    if source == 'yahoo': save_histories(histories, out/'prices')
+    files = keep_files(out, {'index.parquet': partial(write_table, corpus.index),
+                             'baselines.parquet': partial(write_table, results)})
+    if source == 'yahoo': files.append(keep_folder(out/'prices', partial(save_histories, histories)))
     typer.echo(baseline_table(results)[['episodes', 'reward', 'return', 'return_error']].round(3).to_string())
     typer.echo(f'{len(corpus):,} episodes of {corpus.index["ticker"].nunique()} symbols, '
-               f'{len(histories.problems)} problems; written to {out}')
+               f'{len(histories.problems)} problems; written to {out}: {", ".join(file.name for file in files)}')
 
 # %% ../nbs/92_cli.ipynb #92000008
 PART = 8 # episodes that are worked on together
@@ -353,7 +373,7 @@ def run_corpus(
     out: OutOption = Path('corpus'),
 ) -> None:
     "Let a council trade the episodes of a split, beside the baselines; started again, it goes on."
-    from stocker.market.core import as_timing
+    from stocker.market.core import as_timing, keep_files
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus
     from stocker.scale import Judging, cut, run_parts
@@ -361,11 +381,12 @@ def run_corpus(
     council = partial(council_of, model, moderator, timing, cache.absolute(), adapter=adapter and adapter.absolute())
     parts = cut(load_corpus(split).index.iloc[:few], PART, [model, moderator, timing, str(adapter)])
     table = run_parts(Judging(council, as_timing(timing)), parts, out/'parts', workers, ray, sys.stderr.isatty())
-    write_table(table, out/f'{split}.parquet')
+    name = '-'.join(filter(None, [split, label_of(model, moderator, adapter), timing.replace('close', '')]))
+    [file] = keep_files(out, {f'{name}.parquet': partial(write_table, table)})
     figures = ['episodes', 'total_reward', 'return', 'max_drawdown', 'exposure', 'trades']
     differences = compare_with(table, table['policy'].iloc[0], ['hold', 'buy and hold'])
     typer.echo('\n'.join([summarise(table)[figures].round(3).to_string(), *map(verdict, differences)]))
-    typer.echo(f'written to {out}')
+    typer.echo(f'written to {file}')
 
 # %% ../nbs/92_cli.ipynb #1fef8bcc
 @app.command()
@@ -378,13 +399,14 @@ def tune(
 ) -> None:
     "Grade a run again under many weights, and write down a choice with its reason."
     from stocker.council.council import write_trace
+    from stocker.market.core import keep_files
     from stocker.market.episodes import TASKS
     from stocker.studies.tuning import choose, find_trace, format_choice, read_grid, seed_grid, sweep, write_sweep
     settings, trace = seed_grid() if grid is None else read_grid(grid), find_trace(source)
     place = Path(source)
     folder = out or (Path('runs', f'tune-{source}') if source in TASKS else place if place.is_dir() else place.parent)
     table = sweep(trace, settings)
-    if source in TASKS: write_trace(trace, folder/'trace.jsonl')
+    if source in TASKS: keep_files(folder, {'trace.jsonl': partial(write_trace, trace)})
     files = write_sweep(folder, trace, table)
     typer.echo(f"{format_choice(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
@@ -513,6 +535,7 @@ def build(
     forum: Annotated[list[str] | None, typer.Option(
         help='forum posts of your own, TICKER=FILE in JSON lines; may be repeated')] = None,
     end: Annotated[str | None, typer.Option(help='last day, ISO date')] = None,
+    replace: ReplaceOption = False,
 ) -> None:
     "Build the data set: prices, indicators, facts, charts, hindsight."
     from stocker.market.data import FolderSource, YahooSource
@@ -522,7 +545,7 @@ def build(
         refuse(f"{source}: no such folder; name a folder of CSV files, or 'yahoo'")
     posts = [import_forum(file, ticker) for ticker, file in map(forum_export, forum or [])]
     prices = YahooSource() if source == 'yahoo' else FolderSource(source)
-    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY)
+    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY, replace=replace)
     typer.echo(f'the data set lies in {folder}; use it with STOCKER_DATA={folder}')
 
 # %% ../nbs/92_cli.ipynb #94922e1a
@@ -564,10 +587,10 @@ def verify(root: CacheRoot = CACHE_ROOT) -> None:
 
 
 @cache_app.command()
-def pack(file: PackedFile, root: CacheRoot = CACHE_ROOT) -> None:
+def pack(file: PackedFile, root: CacheRoot = CACHE_ROOT, replace: ReplaceOption = False) -> None:
     "Write all votes into one file."
     from stocker.council.cache import pack_cache
-    typer.echo(f'{pack_cache(root, file)} votes packed into {file}')
+    typer.echo(f'{pack_cache(root, file, replace)} votes packed into {file}')
 
 
 @cache_app.command()

@@ -366,7 +366,7 @@ def stored_votes(
         if isinstance(stored := examine_file(root, path), StoredVote): yield path, stored
 
 # %% ../../nbs/council/22_cache.ipynb #d3d4a416
-UNSEALED = 'it is read, but has no seal, so nobody can tell whether it is as it was; pack and unpack the cache to seal it'
+UNSEALED = 'it is read, but has no seal that tells whether it is as it was; pack and unpack the cache to seal it'
 
 
 def cache_stats(

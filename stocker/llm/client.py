@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from .answers import answer_text
 from ..market.core import (
     DataError, Frozen, Sealed, StockerError, canonical_json, digest, need, package_path, plain, seal_holds, sealed_line,

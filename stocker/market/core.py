@@ -403,7 +403,7 @@ def numbered(
     return path if number == 1 else path.with_name(f'{path.name.removesuffix(ending)}-{number}{ending}')
 
 
-ENDINGS = ('.html', '.json', '.parquet', '.png') # of numbered files; a folder may have a dot in its name
+ENDINGS = ('.html', '.json', '.jsonl', '.parquet', '.png') # of numbered files; a folder may have a dot in its name
 
 
 def is_free(
