@@ -304,8 +304,10 @@ def report(
     run: Annotated[Path, typer.Argument(help='folder of a run, or of several')],
 ) -> None:
     "Write the report of a run as one HTML file, to be opened in any browser."
-    from stocker.pages.report import write_report
-    for folder in run_folders(run): typer.echo(f'written to {write_report(folder)}')
+    from stocker.pages.report import other_reports, write_report
+    for folder in run_folders(run):
+        for other in other_reports(folder): typer.echo(f'{other}: not made from the trace beside it', err=True)
+        typer.echo(f'written to {write_report(folder)}')
 
 # %% ../nbs/92_cli.ipynb #01054fd1
 @app.command()

@@ -108,6 +108,18 @@ def test_a_run_under_another_moderator_leaves_the_first_one_as_it_was(command, t
     assert read_trace(tmp_path/'pk'/'task_easy-close'/'trace.jsonl').council == 'vote_mean'
 
 
+def test_a_report_beside_another_trace_is_named_and_kept(command, tmp_path):
+    command('run', 'task_easy')
+    command('run', 'task_easy', '--moderator', 'vote_mean_all_in')
+    command('report', 'runs')
+    plain, other = (tmp_path/'runs'/f'task_easy{label}-close' for label in ('', '-vote_mean_all_in'))
+    page = (plain/'report.html').read_bytes()
+    for name in ('trace.jsonl', 'summary.json'): shutil.copy(other/name, plain/name)
+    code, output, message = command('report', plain)
+    assert code == 0 and 'report-2.html' in output and (plain/'report.html').read_bytes() == page
+    assert message == f"{plain/'report.html'}: not made from the trace beside it\n"
+
+
 def test_a_second_run_of_the_same_name_gets_a_number(command, tmp_path):
     command('run', 'task_easy')
     (tmp_path/'runs'/'task_easy-close'/'summary.json').write_text('mine')

@@ -443,7 +443,7 @@ def folder_beside(
 # %% ../../nbs/market/01_core.ipynb #3a2b272f
 def keep_folder(
     path: str | Path, # the name that is wanted; its parents are made
-    fill: Callable[[Path], None], # writes the files of the folder
+    fill: Callable[[Path], Any], # writes the files of the folder
 ) -> Path: # the folder, with a number where the name was taken
     "Fill a new folder, which is there whole or not at all and replaces nothing."
     path = Path(path)
@@ -459,7 +459,7 @@ def keep_folder(
 
 def keep_files(
     folder: str | Path, # where they shall lie; is made
-    writers: Mapping[str, Callable[[Path], None]], # name of a file -> writes it to a path
+    writers: Mapping[str, Callable[[Path], Any]], # name of a file -> writes it to a path
 ) -> list[Path]: # the files in the order of their writers, all with a number where a name was taken
     "Write files that belong together, each whole or not at all, and replace nothing."
     folder = Path(folder)
