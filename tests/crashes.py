@@ -228,27 +228,27 @@ def units(folder):
     return {f'{kind}/{one.name}': contents(one) for kind in KEEPERS for one in sorted(Path(folder, kind).glob('[!.]*'))}
 
 
-def kill_keepers(kills, folder, rng):
+def kill_keepers(kills, folder, rng, keepers=KEEPERS):
     "Kill runs, reports and builds at work: kills at work by kind, and what was lost, replaced or left half."
     whole, broken, took, at_work, faults = Path(folder, 'whole'), Path(folder, 'broken'), {}, Counter(), []
-    for kind, work in KEEPERS.items():
+    for kind, work in keepers.items():
         for number in (0, 1):
             if kind == 'reports': shutil.copytree(whole/'runs'/'task_easy-close', whole/kind/str(number))
             begin = time.monotonic()
             work(whole, number)
             took[kind] = time.monotonic() - begin # the second time nothing has to be loaded
-    allowed = {kind: [one for name, one in units(whole).items() if name.startswith(kind)] for kind in KEEPERS}
-    allowed['reports'].append(contents(whole/'runs'/'task_easy-close')) # not reported yet
+    allowed = {kind: [one for name, one in units(whole).items() if name.startswith(kind)] for kind in keepers}
+    if 'reports' in keepers: allowed['reports'].append(contents(whole/'runs'/'task_easy-close')) # not reported yet
     for number in range(kills):
-        kind = list(KEEPERS)[number % len(KEEPERS)]
+        kind = list(keepers)[number % len(keepers)]
         if kind == 'reports': shutil.copytree(whole/'runs'/'task_easy-close', broken/kind/str(number))
         before = units(broken)
-        at_work[kind] += killed(partial(KEEPERS[kind], broken, number), rng.uniform(0, 1.1 * took[kind]))
+        at_work[kind] += killed(partial(keepers[kind], broken, number), rng.uniform(0, 1.1 * took[kind]))
         after = units(broken)
         faults += [f'{name} is half' for name, one in after.items() if one not in allowed[name.partition('/')[0]]]
         faults += [f'{name} is lost or replaced' for name, one in before.items()
                    if not one.items() <= after.get(name, {}).items()]
-    for kind, work in KEEPERS.items(): # the next one of each kind sweeps
+    for kind, work in keepers.items(): # the next one of each kind sweeps
         if kind == 'reports': continue
         if not finished(partial(work, broken, kills)): faults.append(f'{kind} cannot be made any more')
         faults += [f'{path} is left' for path in Path(broken, kind).rglob('*.tmp')]

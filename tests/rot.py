@@ -1,7 +1,6 @@
 "Rot: single bits that turn in the files of a data set and of a vote cache, and what is served of them afterwards."
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np

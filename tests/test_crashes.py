@@ -101,13 +101,18 @@ def test_killed_runs_reports_and_builds_lose_replace_and_halve_nothing(tmp_path,
 
 
 @needs_fork
-def test_runs_that_are_written_in_place_are_found_out(tmp_path, rng):
+def test_runs_that_are_written_in_place_under_one_name_are_found_out(tmp_path, rng):
     def in_place(path, fill):
-        fill(path)
-        return path
-    with patch('stocker.market.core.keep_folder', in_place), patch.dict(KEEPERS, clear=True, runs=KEEPERS['runs']):
-        faults = kill_keepers(20, tmp_path, rng)[1]
-    assert any(fault.endswith('is half') for fault in faults)
+        place, work = path.with_name('task_easy-close'), path.with_name(f'.{os.getpid()}')
+        place.mkdir(parents=True, exist_ok=True)
+        fill(work)
+        for file in sorted(work.iterdir()):
+            (place/file.name).write_bytes(file.read_bytes())
+            time.sleep(0.1)
+        return place
+    with patch('stocker.market.core.keep_folder', in_place):
+        faults = kill_keepers(20, tmp_path, rng, {'runs': KEEPERS['runs']})[1]
+    assert {fault.partition(' is ')[2] for fault in faults} >= {'half', 'lost or replaced'}
 
 
 @needs_fork
