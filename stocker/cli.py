@@ -263,6 +263,7 @@ def demo(
     from importlib.util import find_spec
 
     from stocker.council.council import rule_council
+    from stocker.market.core import free_path
     comparisons = [run for timing in ('close', 'next_open')
                    for run in trade(episodes_of('all'), timing, rule_council(), out)]
     ahead = sum(c.results[0].values[-1] > c.results[2].values[-1] for c in comparisons)
@@ -270,7 +271,7 @@ def demo(
     typer.echo(f'The council of rules ended ahead of buy and hold in {ahead} of {len(comparisons)} runs, '
                f'and with a gain in {gained}. All three shares fell; three episodes prove nothing either way.')
     if not training: return
-    if find_spec('trl') and find_spec('peft'): return train_demo(out/'training')
+    if find_spec('trl') and find_spec('peft'): return train_demo(free_path(out/'training'))
     typer.echo("To see a moderator trained as well: pip install 'stocker[train]', then run the demo again.")
 
 # %% ../nbs/92_cli.ipynb #c31b1696

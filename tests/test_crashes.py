@@ -108,10 +108,10 @@ def test_runs_that_are_written_in_place_under_one_name_are_found_out(tmp_path, r
         fill(work)
         for file in sorted(work.iterdir()):
             (place/file.name).write_bytes(file.read_bytes())
-            time.sleep(0.1)
+            time.sleep(0.05)
         return place
     with patch('stocker.market.core.keep_folder', in_place):
-        faults = kill_keepers(20, tmp_path, rng, {'runs': KEEPERS['runs']})[1]
+        faults = kill_keepers(12, tmp_path, rng, {'runs': KEEPERS['runs']})[1]
     assert {fault.partition(' is ')[2] for fault in faults} >= {'half', 'lost or replaced'}
 
 

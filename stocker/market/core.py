@@ -7,8 +7,8 @@ __all__ = ['SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS_A_YEAR', 'StockerE
            'TradeAction', 'Vote', 'Abstention', 'Decision', 'CouncilDecision', 'Timing', 'as_timing', 'Bar', 'Headline',
            'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation', 'Portfolio', 'plain',
            'canonical_json', 'digest', 'write_atomically', 'write_json', 'keep_folder', 'keep_files', 'file_stamp',
-           'sha256_of', 'package_path', 'data_path', 'sound_bytes', 'check_files', 'cache_folder', 'file_stem', 'need',
-           'secret']
+           'sha256_of', 'package_path', 'data_path', 'sound_bytes', 'check_files', 'check_recorded', 'cache_folder',
+           'file_stem', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -406,6 +406,13 @@ def numbered(
 ENDINGS = ('.html', '.json', '.jsonl', '.parquet', '.png') # of numbered files; a folder may have a dot in its name
 
 
+def free_path(
+    path: Path, # the name that is wanted
+) -> Path: # with a number where something has that name
+    "A path at which nothing lies."
+    return next(place for number in count(1) if not os.path.lexists(place := numbered(path, number)))
+
+
 def is_free(
     path: Path, # where a file shall lie
     new: Path, # the file
@@ -524,6 +531,7 @@ def recorded_sums(
 def sound_bytes(
     path: str | Path, # a file
     root: str | Path, # the data set that it belongs to: a folder above it
+    remedy: str = GET_AGAIN, # what to do about other bytes
 ) -> bytes: # what lies in the file
     "The bytes of a file, which are those on record; others are a `DataError`, unless there is no record."
     path, record = Path(path), Path(root, 'manifest.json')
@@ -532,7 +540,7 @@ def sound_bytes(
     known = recorded_sums(record, stamp).get(path.relative_to(root).as_posix())
     if known == hashlib.sha256(content).hexdigest(): return content
     fault = 'the file is not in the record' if known is None else 'the checksum differs from the record'
-    raise DataError(fault, file=path, remedy=f'{GET_AGAIN}; if the change is yours, remove manifest.json')
+    raise DataError(fault, file=path, remedy=f'{remedy}; if the change is yours, remove manifest.json')
 
 
 def check_files(
@@ -543,6 +551,17 @@ def check_files(
     for path in sorted(Path(folder).rglob('*')):
         if path.is_file(): sound_bytes(path, root)
     return Path(folder)
+
+
+def check_recorded(
+    folder: str | Path, # may have a record of its own
+    remedy: str = GET_AGAIN, # what to do about other bytes
+) -> None:
+    "Compare the files that a folder's own record names; one that differs is a `DataError`."
+    record = Path(folder, 'manifest.json')
+    if not (stamp := file_stamp(record)): return
+    for name in recorded_sums(record, stamp):
+        if Path(folder, name).is_file(): sound_bytes(Path(folder, name), folder, remedy)
 
 # %% ../../nbs/market/01_core.ipynb #67d2bfa8
 def cache_folder() -> Path: # absolute; it may not exist yet
