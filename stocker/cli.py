@@ -156,23 +156,39 @@ def council_of(
     root = cache if timing == 'close' else cache.with_name(f'{cache.name}-{timing}')
     return language_council(client, chosen, VoteCache(root))
 
+# %% ../nbs/92_cli.ipynb #db3aa35d
+def label_of(
+    model: str, # as `council_of` takes it
+    moderator: str | None, # of ModeratorName
+    adapter: Path | None = None, # folder of a trained moderator
+    name: str = '', # of the model, where an address or a recording was given
+) -> str: # a part of a file name; empty for the council of rules under the vote mean
+    "Who decided, in names of files."
+    known = model if model in ('smollm2', 'gemma') else name.split('@')[0].rpartition('/')[2]
+    who = '' if model == 'rules' else known or model.rpartition('//')[2]
+    merging = '' if adapter or (model, moderator) == ('rules', 'vote_mean') else moderator or ''
+    trained = [part for part in adapter.absolute().parts[-2:] if part != 'moderator-lora'] if adapter else []
+    parts = [''.join(sign if sign.isalnum() or sign in '._-' else '_' for sign in part)[:60]
+             for part in (who, merging, *trained)]
+    return '-'.join(filter(None, parts))
+
 # %% ../nbs/92_cli.ipynb #c2af1b4c
 def trade(
     episodes: list['Episode'], # what is traded
     timing: str, # of TimingName
     council: 'Council', # who trades
     out: Path, # folder for the results
+    label: str = '', # from `label_of`
 ) -> list['Comparison']: # in the order of the episodes
     "Trade episodes, print each table, write each run."
     from stocker.council.evaluation import compare, result_text
-    from stocker.market.core import Refusal, file_stem
+    from stocker.market.core import Refusal, file_stem, keep_folder
     try: council.fill(episodes, timing)
     except Refusal as refusal: council = council.refused(refusal)
     comparisons = [compare(episode, council, timing) for episode in episodes]
     for episode, comparison in zip(episodes, comparisons):
         name = episode.name.replace(episode.ticker, file_stem(episode.ticker)).replace(':', '_')
-        folder = out/f'{name}-{timing}'
-        write_run(comparison, folder)
+        folder = keep_folder(out/'-'.join(filter(None, [name, label, timing])), partial(write_run, comparison))
         typer.echo(f'{result_text(comparison)}\nwritten to {folder}\n')
     return comparisons
 
@@ -185,6 +201,7 @@ CacheOption = Annotated[Path, typer.Option(help='folder of the vote cache')]
 AdapterOption = Annotated[Path | None, typer.Option(help='folder of a trained moderator')]
 SourceOption = Annotated[str, typer.Option(help="'package', 'yahoo', or a folder of CSV files")]
 OutOption = Annotated[Path, typer.Option(help='folder for the results')]
+ReplaceOption = Annotated[bool, typer.Option('--replace', help='replace what lies there')]
 CACHE_ROOT = Path('.cache/council')
 
 # %% ../nbs/92_cli.ipynb #0bd5ab23
@@ -204,8 +221,9 @@ def run(
     out: OutOption = Path('runs'),
 ) -> None:
     "Trade an episode with a council and compare the run with its baselines."
-    episodes = episodes_of(target, source, headlines, cash)
-    runs = trade(episodes, timing, council_of(model, moderator, timing, cache, recording, adapter), out)
+    episodes, council = episodes_of(target, source, headlines, cash), council_of(
+        model, moderator, timing, cache, recording, adapter)
+    runs = trade(episodes, timing, council, out, label_of(model, moderator, adapter, council.name))
     end_unless_read(any(run.reading.nothing for run in runs))
 
 # %% ../nbs/92_cli.ipynb #8560420d
@@ -246,6 +264,7 @@ def demo(
     from importlib.util import find_spec
 
     from stocker.council.council import rule_council
+    from stocker.market.core import free_path
     comparisons = [run for timing in ('close', 'next_open')
                    for run in trade(episodes_of('all'), timing, rule_council(), out)]
     ahead = sum(c.results[0].values[-1] > c.results[2].values[-1] for c in comparisons)
@@ -253,7 +272,7 @@ def demo(
     typer.echo(f'The council of rules ended ahead of buy and hold in {ahead} of {len(comparisons)} runs, '
                f'and with a gain in {gained}. All three shares fell; three episodes prove nothing either way.')
     if not training: return
-    if find_spec('trl') and find_spec('peft'): return train_demo(out/'training')
+    if find_spec('trl') and find_spec('peft'): return train_demo(free_path(out/'training'))
     typer.echo("To see a moderator trained as well: pip install 'stocker[train]', then run the demo again.")
 
 # %% ../nbs/92_cli.ipynb #c31b1696
@@ -276,7 +295,8 @@ def run_folders(
     folder: Path, # of one run, or of several
 ) -> list[Path]: # folders with a trace.jsonl
     "The runs that lie in a folder; none at all is a `StockerError`."
-    folders = [folder] if (folder/'trace.jsonl').is_file() else sorted(p.parent for p in folder.glob('*/trace.jsonl'))
+    whole = sorted(path.parent for path in folder.glob('[!.]*/trace.jsonl')) # what begins with a dot is not complete
+    folders = [folder] if (folder/'trace.jsonl').is_file() else whole
     if not folders: refuse(f'{folder}: there is no trace.jsonl in it; run an episode first (stocker run task_easy)')
     return folders
 
@@ -286,8 +306,10 @@ def report(
     run: Annotated[Path, typer.Argument(help='folder of a run, or of several')],
 ) -> None:
     "Write the report of a run as one HTML file, to be opened in any browser."
-    from stocker.pages.report import write_report
-    for folder in run_folders(run): typer.echo(f'written to {write_report(folder)}')
+    from stocker.pages.report import other_reports, write_report
+    for folder in run_folders(run):
+        for other in other_reports(folder): typer.echo(f'{other}: not made from the trace beside it', err=True)
+        typer.echo(f'written to {write_report(folder)}')
 
 # %% ../nbs/92_cli.ipynb #01054fd1
 @app.command()
@@ -323,6 +345,7 @@ def build_corpus(
     out: OutOption = Path('corpus'),
 ) -> None:
     "Index the episodes of a price source and play five simple rules on them."
+    from stocker.market.core import keep_files, keep_folder
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus, open_histories, read_universe, save_histories
     from stocker.studies.rules import baseline_table, corpus_baselines
@@ -331,12 +354,12 @@ def build_corpus(
     for problem in histories.problems: typer.echo(problem, err=True)
     corpus = load_corpus(None, length, stride, tickers, histories)
     results = corpus_baselines(corpus, timing)
-    write_table(corpus.index, out/'index.parquet')
-    write_table(results, out/'baselines.parquet')
-    if source == 'yahoo': save_histories(histories, out/'prices')
+    files = keep_files(out, {'index.parquet': partial(write_table, corpus.index),
+                             'baselines.parquet': partial(write_table, results)})
+    if source == 'yahoo': files.append(keep_folder(out/'prices', partial(save_histories, histories)))
     typer.echo(baseline_table(results)[['episodes', 'reward', 'return', 'return_error']].round(3).to_string())
     typer.echo(f'{len(corpus):,} episodes of {corpus.index["ticker"].nunique()} symbols, '
-               f'{len(histories.problems)} problems; written to {out}')
+               f'{len(histories.problems)} problems; written to {out}: {", ".join(file.name for file in files)}')
 
 # %% ../nbs/92_cli.ipynb #92000008
 PART = 8 # episodes that are worked on together
@@ -356,15 +379,16 @@ def run_corpus(
     out: OutOption = Path('corpus'),
 ) -> None:
     "Let a council trade the episodes of a split, beside the baselines; started again, it goes on."
-    from stocker.market.core import as_timing
+    from stocker.market.core import as_timing, keep_files
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus
     from stocker.scale import Judging, cut, judged_text, nothing_read, run_parts
     council = partial(council_of, model, moderator, timing, cache.absolute(), adapter=adapter and adapter.absolute())
     parts = cut(load_corpus(split).index.iloc[:few], PART, [model, moderator, timing, str(adapter)])
     table = run_parts(Judging(council, as_timing(timing)), parts, out/'parts', workers, ray, sys.stderr.isatty())
-    write_table(table, out/f'{split}.parquet')
-    typer.echo(f'{judged_text(table)}\nwritten to {out}')
+    name = '-'.join(filter(None, [split, label_of(model, moderator, adapter), timing.replace('close', '')]))
+    [file] = keep_files(out, {f'{name}.parquet': partial(write_table, table)})
+    typer.echo(f'{judged_text(table)}\nwritten to {file}')
     end_unless_read(nothing_read(table))
 
 # %% ../nbs/92_cli.ipynb #1fef8bcc
@@ -378,13 +402,14 @@ def tune(
 ) -> None:
     "Grade a run again under many weights, and write down a choice with its reason."
     from stocker.council.council import write_trace
+    from stocker.market.core import keep_files
     from stocker.market.episodes import TASKS
     from stocker.studies.tuning import choose, find_trace, format_choice, read_grid, seed_grid, sweep, write_sweep
     settings, trace = seed_grid() if grid is None else read_grid(grid), find_trace(source)
     place = Path(source)
     folder = out or (Path('runs', f'tune-{source}') if source in TASKS else place if place.is_dir() else place.parent)
     table = sweep(trace, settings)
-    if source in TASKS: write_trace(trace, folder/'trace.jsonl')
+    if source in TASKS: keep_files(folder, {'trace.jsonl': partial(write_trace, trace)})
     files = write_sweep(folder, trace, table)
     typer.echo(f"{format_choice(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
@@ -524,6 +549,7 @@ def build(
     forum: Annotated[list[str] | None, typer.Option(
         help='forum posts of your own, TICKER=FILE in JSON lines; may be repeated')] = None,
     end: Annotated[str | None, typer.Option(help='last day, ISO date')] = None,
+    replace: ReplaceOption = False,
 ) -> None:
     "Build the data set: prices, indicators, facts, charts, hindsight."
     from stocker.market.data import FolderSource, YahooSource
@@ -533,7 +559,7 @@ def build(
         refuse(f"{source}: no such folder; name a folder of CSV files, or 'yahoo'")
     posts = [import_forum(file, ticker) for ticker, file in map(forum_export, forum or [])]
     prices = YahooSource() if source == 'yahoo' else FolderSource(source)
-    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY)
+    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY, replace=replace)
     typer.echo(f'the data set lies in {folder}; use it with STOCKER_DATA={folder}')
 
 # %% ../nbs/92_cli.ipynb #94922e1a
@@ -575,10 +601,10 @@ def verify(root: CacheRoot = CACHE_ROOT) -> None:
 
 
 @cache_app.command()
-def pack(file: PackedFile, root: CacheRoot = CACHE_ROOT) -> None:
+def pack(file: PackedFile, root: CacheRoot = CACHE_ROOT, replace: ReplaceOption = False) -> None:
     "Write all votes into one file."
     from stocker.council.cache import pack_cache
-    typer.echo(f'{pack_cache(root, file)} votes packed into {file}')
+    typer.echo(f'{pack_cache(root, file, replace)} votes packed into {file}')
 
 
 @cache_app.command()

@@ -4,12 +4,14 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -22,10 +24,15 @@ import numpy as np
 from tqdm import tqdm
 from waiting import kill_once
 
+from stocker.cli import label_of, trade
 from stocker.council.cache import CachedSpecialist, VoteCache
 from stocker.council.council import rule_council
+from stocker.market.core import package_path
+from stocker.market.data import load_prices
 from stocker.market.episodes import load_task
+from stocker.pages.report import write_report
 from stocker.studies.worlds import planted_world
+from stocker.trading import dataset
 
 JUMPS = (0.0, 3.2e9, 0.5, -1.5e9, 3600.0, -3600.0, -0.5, 1e8, -1e8) # seconds that the clock is wrong by, in turn
 LEARNED = ('.safetensors', '.pt', '.pth') # what training writes about the model and goes on with
@@ -155,7 +162,7 @@ def copied(jobs, progress): # charts take longest, and are tried elsewhere
         shutil.copyfile(charts/path.name, path)
 
 charts, dataset.write_charts = data_path('charts'), copied
-dataset.build_dataset(Packaged(), sys.argv[1], progress=False)
+dataset.build_dataset(Packaged(), sys.argv[1], progress=False, replace=True)
 """
 
 
@@ -179,6 +186,74 @@ def kill_builds(program, kills, folder):
         wrong_times(folder, rng)
         damaged |= contents(folder) != whole
     return at_work, damaged or not built(program, folder) or contents(folder) != whole
+
+
+class Packaged:
+    "The prices of the package as a source."
+
+    name, adjustment = 'packaged', 'splits, not dividends'
+
+    def fetch(self, ticker, start, end): return load_prices(ticker)
+
+
+def copied_charts(jobs, progress):
+    "Charts take longest to draw, and are tried elsewhere."
+    for path, *_ in jobs:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(package_path('charts', path.name), path)
+
+
+def keep_run(folder, number):
+    "Trade a task, under one moderator or the other."
+    name = ('vote_mean', 'vote_mean_all_in')[number % 2]
+    with redirect_stdout(StringIO()):
+        trade([load_task('task_easy')], 'close', rule_council(name), folder/'runs', label_of('rules', name))
+
+
+def keep_report(folder, number):
+    "Write the report of a run that lies there."
+    write_report(folder/'reports'/str(number))
+
+
+def keep_build(folder, number):
+    "Build a data set, every other time over one that lies there."
+    with patch.object(dataset, 'write_charts', copied_charts):
+        dataset.build_dataset(Packaged(), folder/'builds'/str(number % 2 and number), progress=False, replace=True)
+
+
+KEEPERS = {'runs': keep_run, 'reports': keep_report, 'builds': keep_build}
+
+
+def units(folder):
+    "What is complete in the folders of KEEPERS: digests by name, for each run, reported run and data set."
+    return {f'{kind}/{one.name}': contents(one) for kind in KEEPERS for one in sorted(Path(folder, kind).glob('[!.]*'))}
+
+
+def kill_keepers(kills, folder, rng, keepers=KEEPERS):
+    "Kill runs, reports and builds at work: kills at work by kind, and what was lost, replaced or left half."
+    whole, broken, took, at_work, faults = Path(folder, 'whole'), Path(folder, 'broken'), {}, Counter(), []
+    for kind, work in keepers.items():
+        for number in (0, 1):
+            if kind == 'reports': shutil.copytree(whole/'runs'/'task_easy-close', whole/kind/str(number))
+            begin = time.monotonic()
+            work(whole, number)
+            took[kind] = time.monotonic() - begin # the second time nothing has to be loaded
+    allowed = {kind: [one for name, one in units(whole).items() if name.startswith(kind)] for kind in keepers}
+    if 'reports' in keepers: allowed['reports'].append(contents(whole/'runs'/'task_easy-close')) # not reported yet
+    for number in range(kills):
+        kind = list(keepers)[number % len(keepers)]
+        if kind == 'reports': shutil.copytree(whole/'runs'/'task_easy-close', broken/kind/str(number))
+        before = units(broken)
+        at_work[kind] += killed(partial(keepers[kind], broken, number), rng.uniform(0, 1.1 * took[kind]))
+        after = units(broken)
+        faults += [f'{name} is half' for name, one in after.items() if one not in allowed[name.partition('/')[0]]]
+        faults += [f'{name} is lost or replaced' for name, one in before.items()
+                   if not one.items() <= after.get(name, {}).items()]
+    for kind, work in keepers.items(): # the next one of each kind sweeps
+        if kind == 'reports': continue
+        if not finished(partial(work, broken, kills)): faults.append(f'{kind} cannot be made any more')
+        faults += [f'{path} is left' for path in Path(broken, kind).rglob('*.tmp')]
+    return at_work, faults
 
 
 def learned(folder):

@@ -17,8 +17,8 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 from crashes import (
-    BUILD_PROGRAM, JUMPS, cached_council, contents, failing_disk, fill_cache, jumping_clock, kill_builds,
-    kill_trainings, kill_work, kill_writers, killed, wrong_times)
+    BUILD_PROGRAM, JUMPS, KEEPERS, cached_council, contents, failing_disk, fill_cache, jumping_clock, kill_builds,
+    kill_keepers, kill_trainings, kill_work, kill_writers, killed, wrong_times)
 from tqdm import tqdm
 from waiting import PATIENCE
 
@@ -95,6 +95,27 @@ def test_a_killed_sweep_is_completed(traces, tmp_path, rng):
         def work(folder, write=write): write(folder, traces[0], table)
         kills, damaged = kill_work(work, KILLS, tmp_path/write.__name__, rng, resumes=False)
         assert kills and damaged == ({'sweep.csv'} if write is in_place else set())
+
+
+@needs_fork
+def test_killed_runs_reports_and_builds_lose_replace_and_halve_nothing(tmp_path, rng):
+    at_work, faults = kill_keepers(KILLS, tmp_path, rng)
+    assert faults == [] and sum(at_work.values()) > KILLS // 2
+
+
+@needs_fork
+def test_runs_that_are_written_in_place_under_one_name_are_found_out(tmp_path, rng):
+    def in_place(path, fill):
+        place, work = path.with_name('task_easy-close'), path.with_name(f'.{os.getpid()}')
+        place.mkdir(parents=True, exist_ok=True)
+        fill(work)
+        for file in sorted(work.iterdir()):
+            (place/file.name).write_bytes(file.read_bytes())
+            time.sleep(0.05)
+        return place
+    with patch('stocker.market.core.keep_folder', in_place):
+        faults = kill_keepers(12, tmp_path, rng, {'runs': KEEPERS['runs']})[1]
+    assert {fault.partition(' is ')[2] for fault in faults} >= {'half', 'lost or replaced'}
 
 
 @needs_fork

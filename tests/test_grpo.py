@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from waiting import patiently
 from stocker.council.council import collect_votes, vote_mean
 from stocker.council.specialists import RULE_ANALYSTS
 from stocker.llm.prompts import LanguageSpecialist
-from stocker.market.core import StockerError
+from stocker.market.core import DataError, StockerError
 from stocker.market.data import load_prices
 from stocker.market.episodes import Episode
 
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from trl import SFTTrainer
 
 from stocker.llm.models import load_adapter
-from stocker.training.adapters import ADAPTER, brief_answer, brief_messages
+from stocker.training.adapters import ADAPTER, brief_answer, brief_messages, load_weights, trained_moderator
 from stocker.trading.engine import Start
 from stocker.training.credit import CreditReward
 from stocker.training.grpo import (
@@ -399,3 +400,22 @@ def test_the_file_for_two_cards_can_be_read():
     from accelerate.commands.config.config_args import load_config_from_file
     config = load_config_from_file(str(Path(__file__).parents[1]/'training'/'accelerate_two_cards.yaml'))
     assert (config.num_processes, config.distributed_type.value, config.mixed_precision) == (2, 'MULTI_GPU', 'no')
+
+
+# What a run leaves is not replaced, and not loaded with a turned bit.
+
+def test_a_second_run_in_the_same_folder_is_refused_and_a_turned_bit_in_an_adapter_named(world, tmp_path, monkeypatch):
+    trained = train_quietly(world[:4], world[4:], tmp_path/'run', rounds=1)
+    before = {path: path.read_bytes() for path in (tmp_path/'run').rglob('*') if path.is_file()}
+    with monkeypatch.context() as patch, pytest.raises(StockerError, match='a run lies there already'):
+        patch.setattr('stocker.training.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
+        train_quietly(world[:4], world[4:], tmp_path/'run', rounds=1)
+    assert {path: path.read_bytes() for path in (tmp_path/'run').rglob('*') if path.is_file()} == before
+    weights = trained.folder/ADAPTER/'adapter_model.safetensors'
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 4
+    weights.write_bytes(content)
+    for use in (trained_moderator, partial(load_weights, trained.model)):
+        with pytest.raises(DataError, match='adapter_model.safetensors: the checksum'): use(trained.folder/ADAPTER)
+    (trained.folder/ADAPTER/'manifest.json').unlink() # as adapters of older versions
+    assert trained_moderator(trained.folder/ADAPTER)

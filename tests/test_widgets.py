@@ -96,6 +96,11 @@ def test_the_tuner_grades_and_saves(trace, tmp_path):
     saved = json.loads(tuner.path.read_text())
     assert saved['choice']['w_performance'] == 0.35 and 'no reason' in saved['reason']
     assert str(tuner.path) in tuner.saved.value
+    before = tuner.path.read_bytes()
+    tuner.sliders['w_performance'].value = 0.5
+    for _ in range(2): tuner.button.click()
+    assert tuner.path.read_bytes() == before and 'chosen_settings-2.json' in tuner.saved.value
+    assert len(list(tuner.path.parent.iterdir())) == 2
     tuner.path = tmp_path/'deep'/'chosen_settings.json'/'below a file.json'
     tuner.button.click()
     assert tuner.saved.value.startswith('not saved: ')

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ..market.core import (
-    ROLES, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, is_finite, need,
-    package_path, write_atomically)
+    ROLES, DataError, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, is_finite,
+    need, package_path, sound_bytes, write_atomically)
 from ..market.episodes import comparable
 from ..trading.engine import market_path
 from .council import VotedEpisode, order_by_score
@@ -133,8 +133,9 @@ def read_logistic(
     path: str | Path | None = None, # as `write_logistic` wrote it; None for the one that comes with Stocker
 ) -> LogisticModerator:
     "Read a logistic moderator; a file that holds none is a `StockerError`."
-    path = package_path('moderators', 'logistic.json') if path is None else Path(path)
-    try: values = json.loads(path.read_text(encoding='utf-8'))
+    own, path = path is not None, Path(path or package_path('moderators', 'logistic.json'))
+    try: values = json.loads(path.read_bytes() if own else sound_bytes(path, package_path()))
+    except DataError: raise
     except (OSError, ValueError): raise StockerError(f'{path}: there is no logistic moderator; fit one first') from None
     try: return LogisticModerator(**{**values, 'trust': tuple(values['trust'])})
     except (TypeError, KeyError, ValueError) as error:

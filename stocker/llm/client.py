@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from .answers import answer_text
 from ..market.core import (
-    DataError, Frozen, Refusal, StockerError, canonical_json, digest, need, plain, secret, write_atomically)
+    DataError, Frozen, Refusal, Sealed, StockerError, canonical_json, digest, need, package_path, plain, seal_holds,
+    sealed_line, secret, sound_bytes, write_atomically)
+
 
 # %% ../../nbs/llm/32_client.ipynb #6b096ae3
 Messages = Sequence[Mapping[str, Any]]
@@ -155,7 +155,7 @@ class Recording(Frozen):
     sees_images: bool # whether pictures were looked at
 
 
-class RecordedReply(Frozen):
+class RecordedReply(Sealed):
     "Any further line of a recording: one reply."
 
     digest: str # of the request
@@ -180,8 +180,11 @@ def read_recording(
     while lines and not lines[-1].strip(): lines.pop()
     entries = []
     for number, line in enumerate(lines.copy()):
-        try: entries.append((RecordedReply if number else Recording).model_validate_json(line))
-        except ValidationError:
+        try:
+            entry = (RecordedReply if number else Recording).model_validate_json(line)
+            if number and not seal_holds(entry, line): raise ValueError('a bit has turned')
+            entries.append(entry)
+        except ValueError:
             if 0 < number == len(lines) - 1: lines.pop()
             else: raise DataError(f'line {number + 1} is damaged', file=path,
                                   remedy='get the file again, or delete that line and record it again') from None
@@ -196,7 +199,7 @@ def append_line(
     value: Any, # anything that `plain` accepts
 ) -> None:
     "Add one line to a file, whole or not at all."
-    line = canonical_json(value).encode() + b'\n'
+    line = sealed_line(value) if isinstance(value, Sealed) else canonical_json(value).encode() + b'\n'
     with open(path, 'ab', buffering=0) as file:
         start, written = file.seek(0, os.SEEK_END), 0
         try: written = file.write(line)
@@ -237,6 +240,7 @@ class RecordedClient:
         if record and client is None: raise StockerError(f'{path}: nobody to record; hand in a client too')
         if record: open_to_record(path, client)
         if not self.path.is_file(): raise StockerError(f'{path}: there is no recording; {RECORD_IT}')
+        if self.path.is_relative_to(package_path()) and not record: sound_bytes(self.path, package_path())
         head, self.replies, _ = read_recording(path)
         own, other = canonical_json(head), canonical_json(recording_of(client)) if client else ''
         if client and own != other:

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from PIL import Image
 
-from ..market.core import StockerError, need, sha256_of
+from ..market.core import StockerError, check_recorded, need, sha256_of
 from .client import NO_ANSWER, Messages, Reply, in_order
 
 # %% ../../nbs/llm/34_models.ipynb #9424924f
@@ -513,6 +513,7 @@ def adapter_keys(
     "The names of the weights in an adapter's file; only safetensors are read."
     weights = Path(path)/'adapter_model.safetensors'
     if not weights.is_file(): raise StockerError(f'{path}: no adapter here: adapter_model.safetensors is missing')
+    check_recorded(path, 'get the adapter again, or train it again')
     safetensors = need('safetensors', 'llm')
     try:
         with safetensors.safe_open(weights, 'numpy') as file: return set(file.keys())

@@ -8,9 +8,9 @@ __all__ = ['LONGEST_EXCERPT', 'SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS
            'DataError', 'Side', 'Frozen', 'own_whole', 'TradeAction', 'Vote', 'Abstention', 'Failure', 'Decision',
            'CouncilDecision', 'Timing', 'as_timing', 'known', 'market_hours', 'session_end', 'dated', 'release_time',
            'Bar', 'Headline', 'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation',
-           'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json', 'file_stamp',
-           'sha256_of', 'package_path', 'data_path', 'cache_folder', 'escape_name', 'file_stem', 'stem_ticker', 'need',
-           'secret']
+           'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json', 'keep_folder',
+           'keep_files', 'file_stamp', 'sha256_of', 'package_path', 'data_path', 'sound_bytes', 'check_files',
+           'check_recorded', 'cache_folder', 'escape_name', 'file_stem', 'stem_ticker', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -21,6 +21,7 @@ import numbers
 import operator
 import os
 import re
+import shutil
 import reprlib
 import string
 import sys
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, Literal, NamedTuple
@@ -420,6 +422,73 @@ def digest(
     "SHA-256 of the canonical JSON: what is written alike has the same digest."
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
+# %% ../../nbs/market/01_core.ipynb #46f79b0c
+class Sealed(Frozen):
+    "A value that is written with a seal."
+
+    seal: str = '' # SHA-256 of the line without it; empty in files of older versions
+
+
+def sealed_line(
+    value: Sealed, # what is kept
+) -> bytes: # its canonical JSON with the seal, and the end of the line
+    "A value as it is written."
+    values = value.model_dump(exclude={'seal'})
+    return f'{canonical_json({**values, "seal": digest(values)})}\n'.encode()
+
+
+def seal_holds(
+    value: Sealed, # as it was read
+    line: bytes, # what was read, with or without the end of the line
+) -> bool: # True for one that has no seal
+    "Whether a line is, byte for byte, what was sealed."
+    rest = line.rstrip(b'\r\n').replace(f'"seal":"{value.seal}",'.encode(), b'', 1)
+    return not value.seal or hashlib.sha256(rest).hexdigest() == value.seal
+
+# %% ../../nbs/market/01_core.ipynb #ed2a3f1d
+LEFT = re.compile(r'\..*\.([0-9a-f]{8})-(\d{1,9})\.[^.]*\.tmp') # the name of something temporary
+
+
+@lru_cache(maxsize=1)
+def machine_mark() -> str: # 8 hexadecimal digits; empty on Windows, where nobody can ask whether a process lives
+    "What tells this machine, or this container, from others that see the same disk."
+    if not hasattr(os, 'uname'): return ''
+    try: names = os.readlink('/proc/self/ns/pid') # a container counts its own processes
+    except OSError: names = ''
+    return hashlib.sha256(f'{os.uname().nodename} {names}'.encode()).hexdigest()[:8]
+
+
+def left_behind(
+    name: str, # of a file or folder
+) -> bool: # False where it is not known
+    "Whether something temporary belongs to a process of this machine that is dead."
+    found = LEFT.fullmatch(name)
+    if not found or found[1] != machine_mark(): return False
+    try: os.kill(int(found[2]), 0) # asks, and ends nothing
+    except ProcessLookupError: return True
+    except (OSError, OverflowError): pass
+    return False
+
+
+@lru_cache(maxsize=1 << 12)
+def sweep(
+    folder: str, # absolute path
+) -> None:
+    "Remove what dead processes left in a folder; done once for each folder."
+    for name in filter(left_behind, os.listdir(folder)):
+        place = os.path.join(folder, name)
+        if os.path.isdir(place): shutil.rmtree(place, ignore_errors=True)
+        else: Path(place).unlink(missing_ok=True)
+
+
+def temporary_name(
+    path: Path, # what will lie there in the end; its folder exists
+) -> dict[str, Any]: # prefix, suffix and folder, as `tempfile` takes them
+    "How something is called before it is complete, in a folder without leftovers."
+    sweep(os.path.abspath(path.parent))
+    return {'prefix': f'.{path.name[:40]}.{machine_mark() or "0" * 8}-{os.getpid()}.', 'suffix': '.tmp',
+            'dir': path.parent}
+
 # %% ../../nbs/market/01_core.ipynb #dae62331
 @contextmanager
 def write_atomically(
@@ -428,7 +497,7 @@ def write_atomically(
     "Write to a temporary file that takes its final name only if the block ends without an error."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f'.{path.name[:40]}.', suffix='.tmp', dir=path.parent)
+    handle, name = tempfile.mkstemp(**temporary_name(path))
     os.close(handle)
     try:
         yield Path(name)
@@ -445,6 +514,90 @@ def write_json(
     "Write a value as JSON, whole or not at all."
     with write_atomically(path) as temporary:
         temporary.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+
+# %% ../../nbs/market/01_core.ipynb #f58542ca
+def numbered(
+    path: Path, # a file or a folder
+    number: int, # from 1
+) -> Path: # with its number before what a file's name ends in; the first has none
+    "The path of one of several that share a name."
+    ending = path.suffix if path.suffix in ENDINGS else ''
+    return path if number == 1 else path.with_name(f'{path.name.removesuffix(ending)}-{number}{ending}')
+
+
+ENDINGS = ('.html', '.json', '.jsonl', '.parquet', '.png') # of numbered files; a folder may have a dot in its name
+
+
+def free_path(
+    path: Path, # the name that is wanted
+) -> Path: # with a number where something has that name
+    "A path at which nothing lies."
+    return next(place for number in count(1) if not os.path.lexists(place := numbered(path, number)))
+
+
+def is_free(
+    path: Path, # where a file shall lie
+    new: Path, # the file
+) -> bool: # also where the same bytes lie there already
+    "Whether a file may have a name without replacing another one."
+    return not os.path.lexists(path) or path.is_file() and path.read_bytes() == new.read_bytes()
+
+
+def take_names(
+    places: Mapping[Path, Path], # a file -> the name it shall have
+) -> bool: # False, with nothing done, where another process was faster
+    "Give files their names, those that are free."
+    taken = []
+    for new, place in places.items():
+        if os.path.lexists(place): continue
+        try: os.link(new, place)
+        except FileExistsError:
+            for one in taken: one.unlink()
+            return False
+        except OSError: os.replace(new, place) # a disk that gives no file two names
+        taken.append(place)
+    return True
+
+
+@contextmanager
+def folder_beside(
+    path: Path, # its parents are made
+) -> Iterator[Path]: # an empty folder beside it
+    "A temporary folder on the same disk as a path; it is removed in the end unless it was renamed."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(**temporary_name(path)))
+    try: yield place
+    finally: shutil.rmtree(place, ignore_errors=True)
+
+# %% ../../nbs/market/01_core.ipynb #3a2b272f
+def keep_folder(
+    path: str | Path, # the name that is wanted; its parents are made
+    fill: Callable[[Path], Any], # writes the files of the folder
+) -> Path: # the folder, with a number where the name was taken
+    "Fill a new folder, which is there whole or not at all and replaces nothing."
+    path = Path(path)
+    with folder_beside(path) as work:
+        fill(work)
+        os.chmod(work, 0o755)
+        for place in (numbered(path, number) for number in count(1)):
+            try: os.rename(work, place)
+            except OSError:
+                if not os.path.lexists(place): raise
+            else: return place
+
+
+def keep_files(
+    folder: str | Path, # where they shall lie; is made
+    writers: Mapping[str, Callable[[Path], Any]], # name of a file -> writes it to a path
+) -> list[Path]: # the files in the order of their writers, all with a number where a name was taken
+    "Write files that belong together, each whole or not at all, and replace nothing."
+    folder = Path(folder)
+    with folder_beside(folder/'files') as work:
+        for name, write in writers.items(): write(work/name)
+        for number in count(1):
+            places = {work/name: numbered(folder/name, number) for name in writers}
+            if all(is_free(place, new) for new, place in places.items()) and take_names(places):
+                return list(places.values())
 
 # %% ../../nbs/market/01_core.ipynb #e47038f3
 def file_stamp(
@@ -481,6 +634,56 @@ def data_path(
     "A place in the data set: `STOCKER_DATA` if set, else the one that comes with the package."
     own = os.environ.get('STOCKER_DATA')
     return Path(own).absolute().joinpath(*parts) if own else package_path(*parts)
+
+# %% ../../nbs/market/01_core.ipynb #eba89e12
+GET_AGAIN = 'reinstall the package or run `stocker data build`'
+
+
+@lru_cache(maxsize=8)
+def recorded_sums(
+    path: Path, # a manifest.json
+    stamp: tuple[int, ...], # as `file_stamp` gives it: another stamp is another file
+) -> Mapping[str, str]: # SHA-256 by name
+    "The checksums in a record; one that cannot be read is a `DataError`."
+    try: return MappingProxyType(dict(json.loads(path.read_bytes())['files']))
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f'the record cannot be read ({type(error).__name__})', file=path, remedy=GET_AGAIN) from None
+
+# %% ../../nbs/market/01_core.ipynb #3ac4e1f4
+def sound_bytes(
+    path: str | Path, # a file
+    root: str | Path, # the data set that it belongs to: a folder above it
+    remedy: str = GET_AGAIN, # what to do about other bytes
+) -> bytes: # what lies in the file
+    "The bytes of a file, which are those on record; others are a `DataError`, unless there is no record."
+    path, record = Path(path), Path(root, 'manifest.json')
+    content, stamp = path.read_bytes(), file_stamp(record)
+    if not stamp: return content
+    known = recorded_sums(record, stamp).get(path.relative_to(root).as_posix())
+    if known == hashlib.sha256(content).hexdigest(): return content
+    fault = 'the file is not in the record' if known is None else 'the checksum differs from the record'
+    raise DataError(fault, file=path, remedy=f'{remedy}; if the change is yours, remove manifest.json')
+
+
+def check_files(
+    folder: str | Path, # of a data set
+    root: str | Path, # the data set
+) -> Path: # the folder
+    "Compare every file of a folder with the record of its data set; the first that differs is a `DataError`."
+    for path in sorted(Path(folder).rglob('*')):
+        if path.is_file(): sound_bytes(path, root)
+    return Path(folder)
+
+
+def check_recorded(
+    folder: str | Path, # may have a record of its own
+    remedy: str = GET_AGAIN, # what to do about other bytes
+) -> None:
+    "Compare the files that a folder's own record names; one that differs is a `DataError`."
+    record = Path(folder, 'manifest.json')
+    if not (stamp := file_stamp(record)): return
+    for name in recorded_sums(record, stamp):
+        if Path(folder, name).is_file(): sound_bytes(Path(folder, name), folder, remedy)
 
 # %% ../../nbs/market/01_core.ipynb #67d2bfa8
 def cache_folder() -> Path: # absolute; it may not exist yet

@@ -30,7 +30,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from .core import (
-    DataError, StockerError, data_path, excerpt, file_stamp, file_stem, known, need, session_end, write_atomically)
+    GET_AGAIN, DataError, StockerError, data_path, excerpt, file_stamp, file_stem, known, need, session_end,
+    sound_bytes, write_atomically)
 
 
 # %% ../../nbs/market/02_data.ipynb #d87ada44
@@ -50,28 +51,31 @@ def write_table(
     kinds = [pa.timestamp('us', tz=kind.tz) if pa.types.is_timestamp(kind) else
              pa.string() if pa.types.is_large_string(kind) else kind for kind in table.schema.types]
     table = table.cast(pa.schema(list(zip(table.column_names, kinds))))
-    with write_atomically(path) as temporary: pq.write_table(table, temporary, compression='zstd')
+    with write_atomically(path) as temporary:
+        pq.write_table(table, temporary, compression='zstd', write_page_checksum=True)
 
 # %% ../../nbs/market/02_data.ipynb #e325b139
 def read_table(
     path: str | Path, # a parquet file
+    root: str | Path | None = None, # the data set whose record has to name its bytes; None: any bytes will do
 ) -> pd.DataFrame: # its columns
     "Read a parquet file; a missing or damaged one is a `DataError`."
     import pyarrow as pa
     import pyarrow.parquet as pq
-    remedy = 'reinstall the package or run `stocker data build`'
-    try: return pq.ParquetFile(path).read().to_pandas()
-    except FileNotFoundError: raise DataError('the file is missing', file=path, remedy=remedy) from None
+    try:
+        content = Path(path).read_bytes() if root is None else sound_bytes(path, root)
+        return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read().to_pandas()
+    except FileNotFoundError: raise DataError('the file is missing', file=path, remedy=GET_AGAIN) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         cause = ' '.join(str(error).split())
-        raise DataError(f'the file cannot be read as parquet ({cause})', file=path, remedy=remedy) from error
+        raise DataError(f'the file cannot be read as parquet ({cause})', file=path, remedy=GET_AGAIN) from error
 
 # %% ../../nbs/market/02_data.ipynb #4fb696a5
 def load_table(
     name: str, # its name in the data set, e.g. 'prices'
 ) -> pd.DataFrame: # its columns
     "A table of the data set."
-    return read_table(data_path(f'{name}.parquet'))
+    return read_table(data_path(f'{name}.parquet'), data_path())
 
 # %% ../../nbs/market/02_data.ipynb #74191f7a
 @lru_cache(maxsize=4)
@@ -80,7 +84,7 @@ def price_tables(
     stamp: tuple[int, ...], # as `file_stamp` gives it: another stamp is another file
 ) -> dict[str, pd.DataFrame]: # price table by ticker; shared, so copy before changing one
     "Every price table in one file."
-    frame = read_table(path)
+    frame = read_table(path, path.parent)
     missing = {'ticker', 'date', *PRICE_COLUMNS} - set(frame)
     if missing: raise DataError(f'no column {sorted(missing)}', file=path, remedy='run `stocker data build`')
     columns = list(PRICE_COLUMNS)

@@ -25,7 +25,7 @@ import pandas as pd
 from .charts import chart_png
 from .core import (
     NEW_YORK, Bar, DataError, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Season,
-    StockerError, Timing, as_timing, data_path, dated, excerpt, file_stem, is_finite, known, session_end)
+    StockerError, Timing, as_timing, data_path, dated, excerpt, file_stem, is_finite, known, session_end, sound_bytes)
 from .data import (
     NYSE_ONLY, SUSPENDED, ShareSplits, as_day, check_prices, load_prices, load_table, read_table, untraded_fault)
 from .facts import load_splits, split_between, split_factors
@@ -42,7 +42,7 @@ def session_closes(
     calendar: Path, # the table of sessions
 ) -> dict[str, datetime]: # ISO date of each NYSE session -> its close, New York time
     "When each session of the New York Stock Exchange ended or will end."
-    table = read_table(calendar)
+    table = read_table(calendar, calendar.parent)
     closes = pd.DatetimeIndex(table['closes_at']).tz_convert(NEW_YORK)
     return dict(zip(pd.DatetimeIndex(table['session']).strftime('%Y-%m-%d'), closes.to_pydatetime(), strict=True))
 
@@ -529,7 +529,7 @@ class Episode:
     facts: Facts = field(default_factory=Facts) # dated facts
     peers: dict[str, tuple[str, pd.DataFrame]] = field(default_factory=dict) # symbol -> (relation, price table)
     starting_cash: float = STARTING_CASH # USD
-    chart_folder: Path | None = None # where charts of exactly these prices lie ready
+    chart_folder: Path | None = None # where charts of exactly these prices lie ready, in a data set
     share_splits: ShareSplits | None = None # every split that the prices are adjusted for; None: nothing is known
 
     def __post_init__(self) -> None:
@@ -596,7 +596,7 @@ class Episode:
         "The chart of a decision day: the last 60 sessions and none after it; drawn now unless it lies ready."
         folder = self.chart_folder or Path()
         path = chart_path(folder, self.ticker, self.dates[step])
-        if self.chart_folder is not None and path.is_file(): return path.read_bytes()
+        if self.chart_folder is not None and path.is_file(): return sound_bytes(path, folder.parent)
         _, bars, title = chart_jobs(self, folder)[step]
         return chart_png(bars, title)
 

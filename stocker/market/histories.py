@@ -11,11 +11,13 @@ __all__ = ['PERIODS', 'SPLITS', 'TREND', 'CALM_BELOW', 'INDEX_COLUMNS', 'YEARS_B
 
 # %% ../../nbs/market/07_histories.ipynb #cd24144e
 import gzip
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -428,14 +430,18 @@ def price_files(
     return files, problems
 
 # %% ../../nbs/market/07_histories.ipynb #1d321132
-READER: str = 'prices-1' # changes with the way price files are read, so that older copies are not used
+READER: str = 'prices-2' # changes with the way price files are read, so that older copies are not used
+SUM_BYTES = 32 # at the end of a copy: the SHA-256 of the rest
 
 
 def read_copy(
     path: Path, # a copy that may be missing or damaged
 ) -> pd.DataFrame | None: # a price table; None where there is none
     "A price table from its copy."
-    try: numbers = np.load(path, allow_pickle=False)
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content[:-SUM_BYTES]).digest() != content[-SUM_BYTES:]: return None
+        numbers = np.load(BytesIO(content), allow_pickle=False)
     except (OSError, ValueError, EOFError): return None
     if numbers.ndim != 2 or numbers.shape[1] != 1 + len(PRICE_COLUMNS): return None
     days = pd.DatetimeIndex(numbers[:, 0].astype(np.int64).astype('datetime64[D]'), name='date').as_unit('us')
@@ -448,8 +454,9 @@ def write_copy(
 ) -> None:
     "Keep a price table as one array."
     days = prices.index.to_numpy().astype('datetime64[D]').astype(np.float64)
-    with write_atomically(path) as temporary, open(temporary, 'wb') as handle:
-        np.save(handle, np.column_stack([days, prices.to_numpy(np.float64)]))
+    np.save(buffer := BytesIO(), np.column_stack([days, prices.to_numpy(np.float64)]))
+    content = buffer.getvalue()
+    with write_atomically(path) as temporary: temporary.write_bytes(content + hashlib.sha256(content).digest())
 
 # %% ../../nbs/market/07_histories.ipynb #679edc09
 def kept_prices(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['inspector_html', 'inspector_page', 'tuner_html', 'comparison_html', 'council_report_html', 'split_note',
-           'report_html', 'write_report']
+           'report_html', 'write_report', 'other_reports']
 
 # %% ../../nbs/pages/63_report.ipynb #f48798fc
 import math
@@ -18,10 +18,10 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ..council.council import VotedEpisode
+from ..council.council import VotedEpisode, read_trace
 from ..council.evaluation import BLUE, ORANGE, headline
 from ..llm.prompts import trade_messages
-from ..market.core import StockerError, write_atomically
+from ..market.core import StockerError, digest, keep_files
 from ..market.episodes import NEW_YORK, Episode, moment
 from .inspection import Inspection, VisibleFact, alternatives, changed_votes, parting, read_run, what_if
 from .svg import (
@@ -415,7 +415,8 @@ REPORT = '''
 <!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light">
 <meta http-equiv="Content-Security-Policy"
 content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>{{ summary.episode }}</title></head>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="trace" content="{{ trace }}">
+<title>{{ summary.episode }}</title></head>
 <body style="margin:0 auto;max-width:1400px;background:{{ paper }}">{{ head }}{{ decisions }}{{ council }}</body></html>
 '''
 HEAD = '''
@@ -429,6 +430,7 @@ summary.invalid_orders }} orders that could not trade.</p>
 {% if summary.reason %}<p class="lost">The first reason: {{ outside(summary.reason, 'bdi') }}</p>{% endif %}
 <p>Reward: {% for name, value in summary.weights.items() %}
 {{ name | words }} {{ value | figure('g') }}{{ '.' if loop.last else ', ' }}{% endfor %}</p>
+<p>Made from the trace with digest {{ trace[:16] }}.</p>
 '''
 
 # %% ../../nbs/pages/63_report.ipynb #9eda1ac3
@@ -456,8 +458,8 @@ def report_html(
     forms |= yearly if table.sharpe.notna().any() else {}
     results = seat_table(table, forms, list(map(words, forms)))
     head = fill(HEAD, headline=headline(inspection.comparison), results=results, note=table.note.iloc[0],
-                summary=summary, splits=split_note(inspection.episode))
-    return fill(REPORT, summary=summary, paper=PAPER, head=framed(head),
+                summary=summary, splits=split_note(inspection.episode), trace=(made_from := digest(inspection.trace)))
+    return fill(REPORT, summary=summary, paper=PAPER, trace=made_from, head=framed(head),
                 decisions=inspector_page(inspection, int(inspection.regrets.argmax())),
                 council=council_report_html([inspection.voted], inspection.trace.weights))
 
@@ -465,9 +467,17 @@ def report_html(
 def write_report(
     folder: str | Path, # of a run
     episode: Episode | None = None, # what it was played on; None where it is one of the three tasks
-) -> Path: # the file: report.html in the same folder
+) -> Path: # the file: report.html in the same folder, with a number where another report has that name
     "Write the report of a run beside its trace."
-    out = Path(folder)/'report.html'
     page = report_html(read_run(folder, episode))
-    with write_atomically(out) as temporary: temporary.write_text(page, encoding='utf-8')
-    return out
+    [file] = keep_files(folder, {'report.html': lambda path: path.write_text(page, encoding='utf-8')})
+    return file
+
+
+def other_reports(
+    folder: str | Path, # of a run
+) -> list[Path]: # reports that do not know a trace are among them
+    "The reports in a run's folder that were made from another trace than the one beside them."
+    made_from = f'<meta name="trace" content="{digest(read_trace(Path(folder)/"trace.jsonl"))}">'
+    return [path for path in sorted(Path(folder).glob('report*.html'))
+            if made_from not in path.read_text(encoding='utf-8', errors='replace')]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..market.core import StockerError, Timing, as_timing, digest, write_json
+from ..market.core import StockerError, Timing, as_timing, digest, keep_files, write_json
 from ..market.data import write_table
 from ..market.episodes import TASKS, Episode, load_task
 from ..trading.engine import Run, Runs, Start, market_path, prepare_path, signed_orders, simulate
@@ -499,15 +499,13 @@ def write_sweep(
     weights: RewardWeights = RewardWeights(), # the setting asked for; the nearest one in the table is taken
     episode: Episode | None = None, # what the trace was played on; None where it is one of the three tasks
 ) -> list[Path]: # the files
-    "Write chosen_settings.json and sweep.parquet, and for a whole grid heat_map.png."
-    choice, rows, picture = (Path(folder)/name for name in ('chosen_settings.json', 'sweep.parquet', 'heat_map.png'))
-    write_choice(choice, trace, table, weights, episode)
-    picture.unlink(missing_ok=True) # an earlier sweep's would not fit this table
-    write_table(table, rows)
-    if not fits_heat_map(table): return [choice, rows]
-    figure = heat_map(table, f'{trace.episode}, {trace.council}: total reward of {len(table)} settings')
-    write_picture(picture, figure)
-    return [choice, rows, picture]
+    "Write chosen_settings.json and sweep.parquet, and for a whole grid heat_map.png; with a number beside others."
+    title = f'{trace.episode}, {trace.council}: total reward of {len(table)} settings'
+    writers = {'chosen_settings.json': lambda path: write_choice(path, trace, table, weights, episode),
+               'sweep.parquet': lambda path: write_table(table, path),
+               'heat_map.png': lambda path: write_picture(path, heat_map(table, title))}
+    if not fits_heat_map(table): del writers['heat_map.png']
+    return keep_files(folder, writers)
 
 # %% ../../nbs/studies/44_tuning.ipynb #1c3ccbbd
 def find_trace(

@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..market.core import Decision, Portfolio, StockerError, Votes, need, write_atomically, write_json
+from ..market.core import Decision, Portfolio, StockerError, Votes, need, sha256_of, write_atomically, write_json
 from ..llm.models import (
     adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
 from ..llm.prompts import QUESTION_FORM, trade_messages
@@ -362,6 +362,8 @@ def save_trained(
     settings = read_object(folder/'adapter_config.json')
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
     write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__})
+    names = 'adapter_model.safetensors', 'adapter_config.json', QUESTION_FORM # a card may be written anew
+    write_json(folder/'manifest.json', {'files': {name: sha256_of(folder/name) for name in names}})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
 
 

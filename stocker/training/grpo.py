@@ -483,6 +483,14 @@ def run_record(
             'reward_seconds': reward.seconds, **more, 'demonstrations': settings.demonstrations,
             'curriculum': settings.curriculum, 'log': log}
 
+# %% ../../nbs/training/55_grpo.ipynb #38dc1d69
+def check_unused(
+    out: Path, # folder of a new run
+) -> None:
+    "A folder that holds a run already is a `StockerError`."
+    kept = [path for path in (out/'run.json', *out.glob('checkpoints/checkpoint-*')) if path.exists()]
+    if kept: raise StockerError(f'{out}: a run lies there already; name another folder, or go on with resume')
+
 # %% ../../nbs/training/55_grpo.ipynb #a413de29
 @dataclass(frozen=True, eq=False)
 class Trained:
@@ -506,6 +514,7 @@ def train(
 ) -> Trained:
     "Train a moderator with GRPO, keep the checkpoint that did best in validation, and write it with its record."
     begin, out, config, alarms = time.perf_counter(), Path(settings.out), settings.config(), Alarms()
+    if not settings.resume: check_unused(out)
     checkpoint = last_checkpoint(out/'checkpoints') if settings.resume else None
     check_resumed(checkpoint, settings.steps_a_round)
     student = student or load_student(settings.model, settings.brief)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stocker.market.core import (
-    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, need, package_path,
-    sha256_of)
+from ..market.core import (
+    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, check_files, need,
+    package_path, sha256_of)
 from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
@@ -307,7 +307,7 @@ def load_pocket(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
-    folder = Path(folder or package_path('pocket'))
+    folder = Path(folder) if folder else check_files(package_path('pocket'), package_path())
     if not (folder/'model.safetensors').is_file():
         raise StockerError(f'{folder}: there is no pocket model here; training/pretrain_pocket.ipynb makes one')
     shown = logging.is_progress_bar_enabled()
