@@ -28,19 +28,13 @@ def refuse(
     from stocker.market.core import StockerError
     raise StockerError(reason)
 
-# %% ../nbs/92_cli.ipynb #70bd717c
-POLICY_WIDTH = 18 # characters
-
-
-def result_table(
-    comparison: 'Comparison', # a run and its baselines
-) -> str: # a text table
-    "The run and its baselines in figures."
-    head = f"{'':{POLICY_WIDTH}}{'final value':>14}{'return':>10}{'reward':>10}{'drawdown':>10}{'trades':>8}"
-    lines = [f"{row['policy'].replace('_', ' '):{POLICY_WIDTH}}{row['final_value']:>14,.2f}"
-             f"{row['total_return']:>+10.1%}{row['reward']:>+10.3f}{row['max_drawdown']:>10.1%}{row['trades']:>8}"
-             for row in comparison.summary['results']]
-    return '\n'.join([head, *lines])
+# %% ../nbs/92_cli.ipynb #9498bcf6
+def end_unless_read(
+    nothing: bool, # whether nothing could be read
+) -> None:
+    "Exit code 3 for a result that rests on no answer."
+    from stocker.market.core import Refusal
+    if nothing: raise typer.Exit(Refusal.exit_code)
 
 # %% ../nbs/92_cli.ipynb #a8afc398
 def write_run(
@@ -167,15 +161,16 @@ def trade(
     out: Path, # folder for the results
 ) -> list['Comparison']: # in the order of the episodes
     "Trade episodes, print each table, write each run."
-    from stocker.council.evaluation import compare, headline
-    from stocker.market.core import file_stem
-    council.fill(episodes, timing)
+    from stocker.council.evaluation import compare, result_text
+    from stocker.market.core import Refusal, file_stem
+    try: council.fill(episodes, timing)
+    except Refusal as refusal: council = council.refused(refusal)
     comparisons = [compare(episode, council, timing) for episode in episodes]
     for episode, comparison in zip(episodes, comparisons):
         name = episode.name.replace(episode.ticker, file_stem(episode.ticker)).replace(':', '_')
         folder = out/f'{name}-{timing}'
         write_run(comparison, folder)
-        typer.echo(f'{headline(comparison)}\n{result_table(comparison)}\nwritten to {folder}\n')
+        typer.echo(f'{result_text(comparison)}\nwritten to {folder}\n')
     return comparisons
 
 
@@ -206,7 +201,8 @@ def run(
 ) -> None:
     "Trade an episode with a council and compare the run with its baselines."
     episodes = episodes_of(target, source, headlines)
-    trade(episodes, timing, council_of(model, moderator, timing, cache, recording, adapter), out)
+    runs = trade(episodes, timing, council_of(model, moderator, timing, cache, recording, adapter), out)
+    end_unless_read(any(run.reading.nothing for run in runs))
 
 # %% ../nbs/92_cli.ipynb #8560420d
 DEMO_HORIZONS = {'planted': 2, 'corpus': 5} # decisions that count; a planted analyst knows one move
@@ -219,7 +215,7 @@ def train_demo(
     import warnings
 
     import torch
-    from stocker.studies.statistics import paired_difference, summarise, verdict
+    from stocker.studies.statistics import paired_difference, summarise, verdicts
     from stocker.training.grpo import TrainingSettings, train
     from stocker.training.questions import load_splits
     from stocker.training.results import compile_results, judge
@@ -231,8 +227,9 @@ def train_demo(
         trained = train(splits, TrainingSettings(out/f'pocket_{name}_0', horizon=horizon, rounds=1,
                                                  trainer={'disable_tqdm': not sys.stderr.isatty()}))
         for test, table in judge(trained, splits).items():
-            typer.echo(f"{test}\n{summarise(table)[['total_reward', 'return', 'exposure']].round(3).to_string()}")
-            typer.echo(f"{verdict(paired_difference(table, 'after', 'before'))}\n")
+            figures = summarise(table)[['total_reward', 'return', 'exposure', 'invalid', 'unreadable']]
+            said = verdicts(table, 'after', [paired_difference(table, 'after', 'before')])
+            typer.echo('\n'.join([test, figures.round(3).to_string(), *said, '']))
     typer.echo(f'the page with curves and all comparisons: {compile_results(out)}')
 
 
@@ -303,7 +300,9 @@ def advise(
     from stocker.council.advice import advise as advice_on
     from stocker.market.data import YahooSource
     council = council_of(model, moderator, 'next_open', cache, None, adapter)
-    typer.echo(advice_on(ticker, council, YahooSource(), cash=cash, shares=shares).text)
+    advice = advice_on(ticker, council, YahooSource(), cash=cash, shares=shares)
+    typer.echo(advice.text)
+    end_unless_read(not advice.heard)
 
 # %% ../nbs/92_cli.ipynb #cfb1595d
 corpus_app = new_app(help='Thousands of episodes, split by time.')
@@ -356,16 +355,13 @@ def run_corpus(
     from stocker.market.core import as_timing
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus
-    from stocker.scale import Judging, cut, run_parts
-    from stocker.studies.statistics import compare_with, summarise, verdict
+    from stocker.scale import Judging, cut, judged_text, nothing_read, run_parts
     council = partial(council_of, model, moderator, timing, cache.absolute(), adapter=adapter and adapter.absolute())
     parts = cut(load_corpus(split).index.iloc[:few], PART, [model, moderator, timing, str(adapter)])
     table = run_parts(Judging(council, as_timing(timing)), parts, out/'parts', workers, ray, sys.stderr.isatty())
     write_table(table, out/f'{split}.parquet')
-    figures = ['episodes', 'total_reward', 'return', 'max_drawdown', 'exposure', 'trades']
-    differences = compare_with(table, table['policy'].iloc[0], ['hold', 'buy and hold'])
-    typer.echo('\n'.join([summarise(table)[figures].round(3).to_string(), *map(verdict, differences)]))
-    typer.echo(f'written to {out}')
+    typer.echo(f'{judged_text(table)}\nwritten to {out}')
+    end_unless_read(nothing_read(table))
 
 # %% ../nbs/92_cli.ipynb #1fef8bcc
 @app.command()
@@ -429,7 +425,7 @@ def train(
     from stocker.training.grpo import TrainingSettings
     from stocker.training.grpo import train as train_moderator
     from stocker.training.questions import load_splits
-    from stocker.training.results import compile_results, judge
+    from stocker.training.results import compile_results, judge, read_share
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
     splits = load_splits(episodes, seed, timing)
     if few: splits = splits.fewer(few)
@@ -437,9 +433,10 @@ def train(
     trained = train_moderator(splits, TrainingSettings(
         out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
         resume=resume, trainer=dict(map(setting, set_ or []))))
-    judge(trained, splits)
-    page = compile_results(out.parent)
-    typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
+    read, page = read_share(judge(trained, splits)), compile_results(out.parent)
+    typer.echo(f'step {trained.record["best_step"]} was kept; {read:.1%} of its decisions could be read; '
+               f'written to {out}, results in {page}')
+    end_unless_read(read == 0)
 
 # %% ../nbs/92_cli.ipynb #3ee44d0a
 @app.command()
@@ -617,7 +614,7 @@ def complain(
     text = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
     if isinstance(error, OSError) and error.filename: text = f'{error.filename}: {error.strerror}'
     print(f"stocker: {' '.join(text.split())}", file=sys.stderr)
-    return 2
+    return getattr(error, 'exit_code', 2)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stocker.council.cache import CachedSpecialist, Place, VoteCache, place_path, read_stored
 from stocker.market.core import (
-    ROLES, Abstention, Portfolio, Decision, Side, StockerError, TradeAction, Vote, canonical_json, digest)
+    ROLES, Abstention, Failure, Portfolio, Decision, Side, StockerError, TradeAction, Vote, canonical_json, digest)
 from stocker.council.council import (
     MODERATORS, THRESHOLD, Council, ask, ask_all, collect_votes, mean_signal, moderate_episode, order_by_score, play,
     read_trace, rule_council, vote_mean, vote_mean_all_in, write_trace)
@@ -304,8 +304,8 @@ def test_a_specialist_that_raises_and_one_that_hangs_stop_nobody(seconds, look):
     start = time.monotonic()
     votes = ask_all(specialists, look, seconds)
     assert time.monotonic() - start < seconds + 2 and tuple(votes) == ROLES
-    assert votes['indicator'] == Abstention(reason='ValueError: no data')
-    assert votes['forum_sentiment'] == Abstention(reason=f'TimeoutError: no answer within {seconds:g} seconds')
+    assert votes['indicator'] == Failure(reason='ValueError: no data')
+    assert votes['forum_sentiment'] == Failure(reason=f'TimeoutError: no answer within {seconds:g} seconds')
     alone = ask_all(RULE_ANALYSTS, look)
     assert all(votes[role] == alone[role] for role in ROLES if role not in ('indicator', 'forum_sentiment'))
 

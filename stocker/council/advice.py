@@ -19,6 +19,7 @@ from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decis
 from ..market.histories import current_facts, fetch_window, relations_of
 from ..trading.reward import RewardWeights
 from .council import Council
+from .evaluation import reading
 
 # %% ../../nbs/council/26_advice.ipynb #5f17e881
 def read_story(
@@ -136,6 +137,12 @@ class Advice:
     unseen: tuple[str, ...] # what could not be seen, one sentence each
 
     @property
+    def heard(self) -> bool:
+        "Whether any seat voted, and the decision could be read."
+        read = reading([self.decision])
+        return read.votes > 0 and not read.nothing
+
+    @property
     def text(self) -> str:
         "The advice in words."
         look, action = self.observation, self.decision.action
@@ -143,10 +150,12 @@ class Advice:
                  f'  {role:16} {vote.signal:+.2f} with confidence {vote.confidence:.2f}: {vote.rationale}'
                  for role, vote in self.decision.votes.items()]
         order = f'{action.side.value} {action.quantity} shares at the next opening' if action.quantity else 'no trade'
+        paper = f'On paper: {order}. {self.decision.rationale}'
+        if not self.heard: paper = f'No advice: {reading([self.decision]).text}. {self.decision.rationale}'
         gaps = [f'  {sentence}' for sentence in self.unseen]
         return '\n'.join([
             f'{look.ticker} after the session of {look.date}, close {look.close:.2f} USD', 'Votes', *votes,
-            f'On paper: {order}. {self.decision.rationale}', *(['Not seen', *gaps] if gaps else []),
+            paper, *(['Not seen', *gaps] if gaps else []),
             'A paper trade, and no advice to invest.'])
 
 

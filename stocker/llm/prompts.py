@@ -24,7 +24,7 @@ from ..council.cache import CachedSpecialist, VoteCache
 from ..market.charts import CHART_AVERAGES, CHART_SESSIONS, chart_png
 from ..market.core import (
     ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Portfolio,
-    Decision, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
+    Decision, Failure, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
 from ..council.council import Council, Moderator
 from ..market.episodes import FORUM_DAYS, MACRO_DAYS, NEWS_DAYS
 from ..market.indicators import INDICATORS, shown
@@ -362,10 +362,10 @@ def vote_of(
     opening: str = '', # what its rationale shall begin with
 ) -> Vote | Abstention: # an abstention carries the reason
     "The vote in a reply."
-    if reply.problem: return Abstention(reason=f'no whole answer: {reply.problem}')
+    if reply.problem: return Failure(reason=f'no whole answer: {reply.problem}')
     answer = read_vote(reply.text)
     if isinstance(answer, Vote): return answer.model_copy(update={'rationale': opening + answer.rationale})
-    return Abstention(reason=f'unreadable: {answer.reason}; the answer begins "{shortened(reply.text, QUOTED_LENGTH)}"')
+    return Failure(reason=f'unreadable: {answer.reason}; the answer begins "{shortened(reply.text, QUOTED_LENGTH)}"')
 
 # %% ../../nbs/llm/36_prompts.ipynb #714a0130
 @dataclass(frozen=True)

@@ -354,8 +354,10 @@ def comparison_html(
         dates, None, '+.2f', 'summed difference of rewards', 170)
     rows = [(a.date, f'{a.traded:+,.0f}', f'{b.traded:+,.0f}', f'{a.value:,.0f}', f'{b.value:,.0f}')
             for a, b in zip(first.trace.steps, second.trace.steps) if a.traded != b.traded]
+    lacks = [f'; {read.gaps}' if read.gaps else '' for read in (first.comparison.reading, second.comparison.reading)]
     return framed(fill(COMPARISON, at=at, dates=dates, names=names, values=values, gap=gap, rows=rows,
-                       ends=[f'{run.values[-1]:,.2f} USD and a reward of {run.rewards.sum():+.4f}' for run in runs],
+                       ends=[f'{run.values[-1]:,.2f} USD and a reward of {run.rewards.sum():+.4f}{lack}'
+                             for run, lack in zip(runs, lacks)],
                        head=['different orders', *(f'{name}, {unit}' for unit in ('shares', 'USD') for name in names)]))
 
 # %% ../../nbs/pages/63_report.ipynb #5ea7620c
@@ -420,8 +422,10 @@ HEAD = '''
 {{ outside(headline, 'h1') }}<div class="wide">{{ results }}</div>
 {% if note %}<p>{{ note }}.</p>{% endif %}
 <p>{{ summary.ticker }} from {{ summary.first }} to {{ summary.last }}, {{ summary.sessions }} sessions, timing {{
-summary.timing | words }}; {{ summary.votes }} votes, {{ summary.abstentions }} abstentions, {{
+summary.timing | words }}; {{ summary.votes }} votes, {{ summary.abstentions }} abstentions, of which {{
+summary.failures }} could not be read; {{ summary.unreadable }} decisions that could not be read, {{
 summary.invalid_orders }} orders that could not trade.</p>
+{% if summary.reason %}<p class="lost">The first reason: {{ outside(summary.reason, 'bdi') }}</p>{% endif %}
 <p>Reward: {% for name, value in summary.weights.items() %}
 {{ name | words }} {{ value | figure('g') }}{{ '.' if loop.last else ', ' }}{% endfor %}</p>
 '''
@@ -434,7 +438,8 @@ def report_html(
     summary = inspection.comparison.summary
     table = pd.DataFrame(summary['results']).set_index('policy')
     table.index = ['this run', *table.index[1:]]
-    forms = {'final_value': ',.2f', 'total_return': '+.2%', 'reward': '+.4f', 'max_drawdown': '.2%', 'trades': '.0f'}
+    forms = {'final_value': ',.2f', 'total_return': '+.2%', 'reward': '+.4f', 'max_drawdown': '.2%', 'trades': '.0f',
+             'invalid': '.1%', 'unreadable': '.1%'}
     yearly = {'annual_return': '+.1%', 'annual_volatility': '.1%', 'sharpe': '+.2f'}
     forms |= yearly if table.sharpe.notna().any() else {}
     results = seat_table(table, forms, list(map(words, forms)))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Policy', 'BASELINE_POLICIES', 'FEWEST_BLOCKS', 'TOO_CLOSE', 'OrderMaker', 'play_policies', 'run_row', 'evaluate',
-           'summarise', 'time_blocks', 'Difference', 'paired_difference', 'verdict', 'compare_with',
+           'summarise', 'time_blocks', 'Difference', 'paired_difference', 'verdict', 'compare_with', 'verdicts',
            'difference_figure']
 
 # %% ../../nbs/studies/43_statistics.ipynb #68af841e
@@ -25,7 +25,7 @@ from ..trading.engine import Played, Runs, beginnings, market_path, play_orders,
 from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
 from ..council.council import Moderator, VotedEpisode, moderate_episode, vote_mean
-from ..council.evaluation import BLUE, GREY, ORANGE, performance
+from ..council.evaluation import BLUE, GREY, MOSTLY_READ, ORANGE, performance
 
 if TYPE_CHECKING: # drawing loads when it is used
     from matplotlib.figure import Figure
@@ -377,6 +377,19 @@ def compare_with(
     "One policy against several, so that all intervals together keep the level."
     each = 1 - (1 - level) / max(1, len(others))
     return [paired_difference(table, one, other, column, each, every, seed=seed) for other in others]
+
+# %% ../../nbs/studies/43_statistics.ipynb #da52d1fd
+def verdicts(
+    table: pd.DataFrame, # from `evaluate`
+    one: str | Sequence[str], # a policy, or its seeds
+    differences: Sequence[Difference], # of that policy from others
+) -> list[str]: # sentences
+    "What differences say about a policy, and how many of its decisions could be read where many could not."
+    names = [one] if isinstance(one, str) else list(one)
+    name, read = joint_name(names), 1 - table.loc[table['policy'].isin(names), 'unreadable'].mean()
+    if read == 0: return [f'No verdict on {name}: none of its decisions could be read.']
+    gaps = [] if read >= MOSTLY_READ else [f'Only {read:.0%} of the decisions of {name} could be read.']
+    return [*gaps, *map(verdict, differences)]
 
 # %% ../../nbs/studies/43_statistics.ipynb #1fffd232
 def difference_figure(
