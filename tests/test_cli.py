@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import stocker
@@ -268,7 +269,8 @@ def test_training_gets_what_the_command_says(command, monkeypatch):
     monkeypatch.setattr('stocker.training.questions.load_splits', lambda *given: given)
     monkeypatch.setattr('stocker.training.grpo.train', lambda splits, settings: got.update(
         splits=splits, settings=settings) or SimpleNamespace(record={'best_step': 7}))
-    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits: got.update(judged=splits))
+    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits: got.update(judged=splits) or {
+        'test': pd.DataFrame({'policy': ['after'], 'unreadable': [got.get('unreadable', 0.0)]})})
     monkeypatch.setattr('stocker.training.results.compile_results', lambda folder: folder/'RESULTS.md')
     code, out, _ = command('train', '--episodes', 'placebo', '--seed', '3', '--credit', 'episode', '--rounds', '2',
                            '--transaction-cost', '0', '--set', 'beta=0.1', '--brief', '--out', 'here/one_3')
@@ -277,4 +279,8 @@ def test_training_gets_what_the_command_says(command, monkeypatch):
     assert (settings.model, settings.credit, settings.seed, settings.rounds) == ('pocket', 'episode', 3, 2)
     assert settings.weights == RewardWeights(transaction_cost=0.0) and settings.trainer == {'beta': 0.1}
     assert settings.brief and settings.out == Path('here/one_3')
+    assert '100.0% of its decisions could be read' in out
+    got['unreadable'] = 1.0
+    code, out, _ = command('train', '--out', 'here/two_3')
+    assert code == 3 and '0.0% of its decisions could be read' in out
     assert command('train', '--transaction-cost', '-0.1')[0] == 2

@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -497,3 +499,21 @@ def test_changing_the_table_afterwards_changes_no_episode():
 def test_a_peer_with_a_bad_table_is_refused_by_its_name(change, word):
     with pytest.raises(DataError, match='PEER') as error: playable(peers={'PEER': ('peer', change(walk(seed=1)))})
     assert word in one_line(error)
+
+
+def test_a_share_dearer_than_all_cash_is_said_when_the_episode_is_made():
+    closes = playable().market().fills
+    for cash, when in ((closes.min() / 2, 'every day'), (np.sort(closes)[-3] + 1e-6, f'2 of {len(closes)} days')):
+        with pytest.warns(UserWarning, match=f'^XYZ, .*on {when} one share costs more than all cash.*starting_cash$'):
+            playable(starting_cash=cash)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        playable(starting_cash=closes.max())
+
+
+def test_a_run_in_which_nothing_could_be_bought_says_so_in_its_headline():
+    from stocker.council.council import rule_council
+    from stocker.council.evaluation import compare, headline
+    with pytest.warns(UserWarning, match='every day'): poor = playable(starting_cash=1.0)
+    assert 'all cash buys no share' in headline(compare(poor, rule_council()))
+    assert 'all cash' not in headline(compare(playable(), rule_council()))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..market.core import (
     SESSIONS_A_YEAR, Abstention, CouncilDecision, Failure, Timing, Vote, Votes, write_atomically)
-from ..market.episodes import Episode
+from ..market.episodes import Episode, dear_days
 from ..trading.engine import market_path, max_drawdown, play_orders
 from ..trading.env import StockerEnv
 from ..trading.orders import greedy_orders, switch_orders
@@ -229,6 +229,7 @@ def headline(
     against = 'ahead of' if run > buy_and_hold else 'behind' if run < buy_and_hold else 'level with'
     filled = 'filled at the close' if trace.timing == 'close' else 'filled at the next open'
     name, gaps = trace.council.replace('_', ' '), f'; {read.gaps}' if read.gaps else ''
+    if dear_days(comparison.episode) == comparison.episode.steps: gaps += '; all cash buys no share'
     if read.nothing: return f'{trace.episode}: {read.text}'
     return f'{trace.episode}: {name} made {run:+.1%}, {against} buy and hold ({buy_and_hold:+.1%}), {filled}{gaps}'
 

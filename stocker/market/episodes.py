@@ -7,9 +7,10 @@ __all__ = ['NEW_YORK', 'BEFORE_CLOSE', 'EVENING_HOUR', 'NEWS_DAYS', 'FORUM_DAYS'
            'COMMODITIES', 'MARKET', 'SECTORS', 'OIL_SECTORS', 'FEATURES', 'STARTING_CASH', 'TASKS', 'session_closes',
            'decision_time', 'moment', 'Timeline', 'Earnings', 'Facts', 'rows_as', 'facts_of', 'load_facts',
            'fundamentals', 'season', 'peers_of', 'relations_of', 'Market', 'feature_table', 'iso_day', 'chart_path',
-           'chart_jobs', 'Episode', 'Task', 'task_episode', 'load_task']
+           'chart_jobs', 'dear_days', 'Episode', 'Task', 'task_episode', 'load_task']
 
 # %% ../../nbs/market/06_episodes.ipynb #27619520
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -412,6 +413,24 @@ def chart_jobs(
     return [(chart_path(folder, episode.ticker, look.date), look.bars, f'{episode.ticker} {look.date}')
             for look in episode.observations()]
 
+# %% ../../nbs/market/06_episodes.ipynb #34a1bec1
+def dear_days(
+    episode: 'Episode',
+) -> int: # of all its decisions
+    "On how many decision days one share costs more than the whole starting cash."
+    return int((episode.market().fills > episode.starting_cash).sum())
+
+# %% ../../nbs/market/06_episodes.ipynb #a91255c4
+def warn_of_dear_days(
+    episode: 'Episode',
+) -> None:
+    "Warn where a share costs more than the whole starting cash, and say what helps."
+    if not (days := dear_days(episode)): return
+    when = 'every day' if days == episode.steps else f'{days} of {episode.steps} days'
+    warnings.warn(f'{episode.ticker}, {episode.dates[0]}: on {when} one share costs more than all cash (up to '
+                  f'{episode.market().fills.max():,.2f} USD, and there are {episode.starting_cash:,.2f}), so that '
+                  'nothing can be bought; give a larger starting_cash', stacklevel=4)
+
 # %% ../../nbs/market/06_episodes.ipynb #521ac266
 STARTING_CASH = 10_000.0
 
@@ -434,6 +453,7 @@ class Episode:
         if isinstance(self.starting_cash, bool) or not 0 < float(self.starting_cash) < float('inf'):
             raise StockerError(f'starting_cash = {self.starting_cash}: it has to be a finite number above zero')
         object.__setattr__(self, 'starting_cash', float(self.starting_cash))
+        warn_of_dear_days(self)
 
     @classmethod
     def from_prices(

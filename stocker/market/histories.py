@@ -30,8 +30,8 @@ from stocker.market.core import (
 from .data import (
     ADJUSTMENT, PRICE_COLUMNS, PriceSource, YahooSource, check_prices, fetch_all, price_tables, read_price_file)
 from .episodes import (
-    NEW_YORK, TASKS, WARM_UP_SESSIONS, Episode, Facts, Timeline, feature_table, iso_day, load_facts, load_task, moment,
-    relations_of, session_closes)
+    NEW_YORK, STARTING_CASH, TASKS, WARM_UP_SESSIONS, Episode, Facts, Timeline, feature_table, iso_day, load_facts,
+    load_task, moment, relations_of, session_closes)
 from .indicators import indicator_table
 
 # %% ../../nbs/market/07_histories.ipynb #dbb5e94d
@@ -373,6 +373,7 @@ def episode_from_source(
     commodities: Sequence[str] | None = None, # symbols; None: by sector
     wait: Callable[[float], None] = time.sleep, # waits so many seconds after a refusal
     headlines: Mapping[str, Timeline] | None = None, # headlines of your own, by ticker
+    starting_cash: float = STARTING_CASH, # USD
 ) -> Episode:
     "An episode of any share and window; roles without data will abstain."
     relations = relations_of(ticker)
@@ -386,7 +387,8 @@ def episode_from_source(
         warnings.warn(f'{ticker}: goes without {symbol} ({reason})', stacklevel=2)
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
     facts = current_facts(ticker, end, headlines)
-    return Episode.from_prices(tables[ticker], ticker, start, end, facts=facts, peers=others)
+    return Episode.from_prices(tables[ticker], ticker, start, end, facts=facts, peers=others,
+                               starting_cash=starting_cash)
 
 # %% ../../nbs/market/07_histories.ipynb #b2e58da5
 def price_files(
