@@ -69,9 +69,11 @@ def episodes_of(
     target: str, # a task's name, 'all', or TICKER:FIRST:LAST
     source: str = 'package', # 'package', 'yahoo', or a folder of CSV files; the tasks have their own prices
     headlines: Path | None = None, # a file of headlines; the tasks have their own
+    cash: float | None = None, # USD to begin with; the tasks have their own
 ) -> list['Episode']:
     "The episodes meant; an unknown name is a `StockerError`."
     from stocker.market.episodes import TASKS, load_task
+    if cash is not None and ':' not in target: refuse('--cash goes with TICKER:FIRST:LAST; a task has its own')
     if target == 'all': return [load_task(name) for name in TASKS]
     if target in TASKS: return [load_task(target)]
     if ':' not in target:
@@ -84,7 +86,8 @@ def episodes_of(
               YahooSource() if source == 'yahoo' else FolderSource(source))
     found, faults = file_headlines(headlines, [name.ticker]) if headlines else ({}, {})
     for fault, count in faults.items(): typer.echo(f'{headlines}: {count} records left out: {fault}', err=True)
-    return [episode_from_source(name.ticker, name.start, name.end, prices, headlines=found)]
+    own = {} if cash is None else {'starting_cash': cash}
+    return [episode_from_source(name.ticker, name.start, name.end, prices, headlines=found, **own)]
 
 # %% ../nbs/92_cli.ipynb #012ad08a
 def client_of(
@@ -194,13 +197,14 @@ def run(
     source: SourceOption = 'package',
     headlines: Annotated[Path | None, typer.Option(
         help='headlines of your own for TICKER:FIRST:LAST: a file of JSON lines, or parquet')] = None,
+    cash: Annotated[float | None, typer.Option(help='USD to begin with for TICKER:FIRST:LAST [10,000]')] = None,
     cache: CacheOption = CACHE_ROOT,
     recording: Annotated[Path | None, typer.Option(help='file of recorded answers; what is missing is added')] = None,
     adapter: AdapterOption = None,
     out: OutOption = Path('runs'),
 ) -> None:
     "Trade an episode with a council and compare the run with its baselines."
-    episodes = episodes_of(target, source, headlines)
+    episodes = episodes_of(target, source, headlines, cash)
     runs = trade(episodes, timing, council_of(model, moderator, timing, cache, recording, adapter), out)
     end_unless_read(any(run.reading.nothing for run in runs))
 
