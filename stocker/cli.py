@@ -237,10 +237,10 @@ def train_demo(
     import warnings
 
     import torch
-    from stocker.studies.statistics import paired_difference, summarise, verdicts
+    from stocker.studies.statistics import summarise, verdicts
     from stocker.training.grpo import TrainingSettings, train
     from stocker.training.questions import load_splits
-    from stocker.training.results import compile_results, judge
+    from stocker.training.results import comparisons, compile_results, judge
     torch.set_num_threads(1) # a model as small as this only waits for a second one
     warnings.simplefilter('ignore', FutureWarning)
     for name, horizon in DEMO_HORIZONS.items():
@@ -250,7 +250,7 @@ def train_demo(
                                                  trainer={'disable_tqdm': not sys.stderr.isatty()}))
         for test, table in judge(trained, splits).items():
             figures = summarise(table)[['total_reward', 'return', 'exposure', 'invalid', 'unreadable']]
-            said = verdicts(table, 'after', [paired_difference(table, 'after', 'before')])
+            said = verdicts(table, 'after', comparisons(table)[:1])
             typer.echo('\n'.join([test, figures.round(3).to_string(), *said, '']))
     typer.echo(f'the page with curves and all comparisons: {compile_results(out)}')
 

@@ -8,6 +8,7 @@ __all__ = ['read_headlines', 'read_macro', 'read_forum', 'read_quarterly_eps', '
 
 # %% ../../nbs/market/03_facts.ipynb #2e66915e
 import json
+import math
 import re
 from collections.abc import Iterable
 from datetime import datetime
