@@ -265,7 +265,7 @@ def write_dataset(
 
 # %% ../../nbs/trading/15_dataset.ipynb #5d36ca02
 BUILT = ('*.parquet', 'facts/*.csv', 'facts/README.md', 'charts/*.png') # what a build writes
-SHIPPED = ('PROVENANCE.md', 'pocket/*', 'moderators/*', 'recordings/*') # what else comes with the package
+SHIPPED = ('PROVENANCE.md', 'example/*', 'pocket/*', 'moderators/*', 'recordings/*') # what else comes with the package
 
 
 def files_like(
