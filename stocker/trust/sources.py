@@ -29,7 +29,7 @@ from ..council.moderators import fit_logistic
 from ..council.specialists import RULE_ANALYSTS
 from ..market import core, data, episodes, facts, headlines, histories
 from ..market.core import DataError, MarketObservation, StockerError, Timing, canonical_json, data_path
-from ..market.data import load_prices, write_table
+from ..market.data import SPLIT_COLUMNS, load_prices, write_table
 from ..market.episodes import Episode, Timeline, session_closes
 from ..market.histories import Corpus, Histories, HistoriesSource, corpus_index, packaged_histories
 from ..studies.rules import balanced_weights, corpus_baselines, difficulty
@@ -61,6 +61,7 @@ class Sources(NamedTuple):
     facts: Mapping[str, Sequence[Mapping[str, str]]] # rows of the files of facts, by name
     stories: Sequence[Mapping[str, Any]] # records of a file of headlines
     window: tuple[str, str] = SOURCE_WINDOW # first and last day
+    splits: Sequence[tuple[str, str, float]] = (('AAPL', SOURCE_WINDOW[0], 1.0),) # as in a file of splits
 
 
 def source_prices() -> dict[str, pd.DataFrame]: # price table by symbol
@@ -145,7 +146,18 @@ def no_future(
                    (SOURCE_WINDOW[0], SOURCE_DAY.isoformat()))
 
 
-FUTURES: dict[str, Callable[[Sources, Timing], Sources]] = {'another future': other_future, 'no future': no_future}
+def later_split(
+    sources: Sources, # as they were
+    timing: Timing, # not looked at
+) -> Sources:
+    "Four shares for one after the decision: prices fall to a quarter, and the earlier ones are divided by four."
+    table = sources.prices['AAPL']
+    table = table.mul([4.0 if name == 'volume' else 0.25 for name in table], axis=1)
+    return sources._replace(prices={**sources.prices, 'AAPL': table}, splits=(('AAPL', SOURCE_WINDOW[1], 4.0),))
+
+
+FUTURES: dict[str, Callable[[Sources, Timing], Sources]] = {
+    'another future': other_future, 'no future': no_future, 'a later split': later_split}
 
 # %% ../../nbs/trust/86_sources.ipynb #ab31f0e1
 def write_sources(
@@ -155,7 +167,9 @@ def write_sources(
     "A data folder and a file of headlines."
     (folder/'facts').mkdir()
     for name, rows in sources.facts.items(): pd.DataFrame(rows).to_csv(folder/'facts'/f'{name}.csv', index=False)
-    tables = {**fact_tables(folder/'facts'), 'prices': price_table(sources.prices)}
+    splits = pd.DataFrame(sources.splits, columns=list(SPLIT_COLUMNS))
+    splits['date'] = pd.DatetimeIndex(splits['date']).as_unit('us')
+    tables = {**fact_tables(folder/'facts'), 'prices': price_table(sources.prices), 'splits': splits}
     for name, table in tables.items(): write_table(table, folder/f'{name}.parquet')
     (folder/'calendar.parquet').write_bytes(data_path('calendar.parquet').read_bytes())
     (folder/'stories.jsonl').write_text('\n'.join(map(json.dumps, sources.stories)), encoding='utf-8')
@@ -348,7 +362,9 @@ UNDONE: tuple[Mutant, ...] = (
     Mutant('no early closes', lambda: replaced(SESSION_END, lambda symbol, day, close=None: SESSION_END(symbol, day))),
     *(Mutant(f'{kind} known at the close of the exchange',
              lambda kind=kind: replaced(SESSION_END, partial(closes_with_shares, kind=kind)))
-      for kind in ('=F', '=X', '-USD')))
+      for kind in ('=F', '=X', '-USD')),
+    Mutant('levels adjusted for later splits',
+           lambda: replaced(facts.split_factors, lambda days, splits: np.ones(len(days)))))
 
 # %% ../../nbs/trust/86_sources.ipynb #ab31f0ec
 MUTATED: tuple = (data, facts, episodes, headlines) # modules on the way from a source to an observation
@@ -466,7 +482,8 @@ def check_learnt(
     for change in CHANGES:
         tables = {symbol: later_rows(table, int((table.index <= LEARNT_UNTIL).sum()), change)
                   for symbol, table in histories.tables.items()}
-        after = learn(Histories({symbol: table for symbol, table in tables.items() if len(table)}), count)
+        known = {symbol: table for symbol, table in tables.items() if len(table)}
+        after = learn(Histories(known, splits=histories.splits), count) # prices are divided for splits, known or not
         other = [name for name in before if before[name] != after[name]]
         if other: found.append(f"with the future {change}, this is learnt differently: {', '.join(other)}.")
     return Result('no look-ahead: what is learnt', {'learnt': len(before) * (1 + len(CHANGES))}, tuple(found))
