@@ -83,7 +83,8 @@ def fill_cache(folder, cache=VoteCache):
 def contents(folder):
     "What lies in a folder: digest by path, temporary files left out."
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(Path(folder).rglob('*')) if path.is_file() and path.suffix != '.tmp'}
+            for path in sorted(Path(folder).rglob('*'))
+            if path.is_file() and not any(part.endswith('.tmp') for part in path.relative_to(folder).parts)}
 
 
 def wrong_times(folder, rng):
@@ -129,13 +130,16 @@ def kill_writers(write, values, kills, rng):
 @contextmanager
 def failing_disk(kind):
     "A disk that is 'full', which takes half of a text and then refuses, or 'read-only', which refuses at once."
-    def half(path, text, *options, **others):
-        with open(path, 'w', encoding='utf-8', errors='replace') as file: file.write(text[:len(text) // 2])
+    def half(path, content, *options, **others):
+        content = content if isinstance(content, bytes) else content.encode(errors='replace')
+        with open(path, 'wb') as file: file.write(content[:len(content) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def refused(*options, **others): raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    target, name, stand_in = (Path, 'write_text', half) if kind == 'full' else (tempfile, 'mkstemp', refused)
-    with patch.object(target, name, stand_in): yield
+    if kind == 'full':
+        with patch.multiple(Path, write_text=half, write_bytes=half): yield
+    else:
+        with patch.object(tempfile, 'mkstemp', refused): yield
 
 
 @contextmanager

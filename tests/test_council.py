@@ -463,17 +463,15 @@ from waiting import kill_once
 root, log, rng = sys.argv[1], sys.argv[2], random.Random(7)
 episodes, council = test_council.episodes_to_fill(), test_council.slow_council(root, log)
 for episode in episodes: episode.observations()
-plain_write = Path.write_text
-
-def slow_disk(path, text, encoding):
-    half = len(text) // 2
-    with open(path, 'w', encoding=encoding) as file:
-        for part in (text[:half], text[half:]):
+def slow_disk(path, content):
+    half = len(content) // 2
+    with open(path, 'wb') as file:
+        for part in (content[:half], content[half:]):
             file.write(part)
             file.flush()
             time.sleep(0.0002)
 
-Path.write_text = slow_disk # so that many of the kills fall into a writing
+Path.write_bytes = slow_disk # so that many of the kills fall into a writing
 
 def called(): return os.path.getsize(log) if os.path.exists(log) else 0
 

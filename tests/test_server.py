@@ -155,7 +155,7 @@ def test_the_wire_changes_nothing(client, timing):
 def flat_episode(name='flat', value=50.0):
     "A share that never moves, without any facts: hardly anything can be computed of it."
     prices = load_task('task_easy').prices.iloc[:320].copy()
-    prices.iloc[:, :4], prices['volume'] = value, 0.0
+    prices.iloc[:, :4], prices['volume'] = value, 1.0
     days = prices.index.strftime('%Y-%m-%d')
     return Episode.from_prices(prices, 'FLAT', days[260], days[300], name=name)
 

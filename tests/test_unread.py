@@ -253,7 +253,7 @@ def test_a_corpus_run_that_was_never_heard_has_no_verdict(serve, command, tmp_pa
                               tmp_path/'out')
     assert code == 3 and '0 of 294 votes were cast' in output and 'nothing could be read' in output
     assert 'interval' not in output and 'invalid  unreadable' in output
-    assert pd.read_parquet(tmp_path/'out'/'validation.parquet')['votes'].eq(0).all()
+    assert pd.concat(map(pd.read_parquet, (tmp_path/'out').glob('validation-*.parquet')))['votes'].eq(0).all()
 
 
 def test_training_whose_answers_cannot_be_read_has_no_verdict():

@@ -170,7 +170,7 @@ def split_factors(
 ) -> np.ndarray: # (days,) what a price on record has to be multiplied with
     "What the prices of each day were divided by for later splits."
     factors = np.ones(len(days))
-    for day, ratio in splits: factors[:days.searchsorted(pd.Timestamp(day))] *= ratio
+    for day, ratio in splits: factors[:known(days, pd.Timestamp(day), before=True)] *= ratio
     return factors
 
 
@@ -180,7 +180,8 @@ def split_between(
     last: str, # ISO date, included
 ) -> float: # 1 where there was no split
     "How many shares came for one after one day and up to another."
-    return math.prod(ratio for day, ratio in splits if first < day <= last)
+    days = [day for day, _ in splits]
+    return math.prod(ratio for _, ratio in splits[known(days, first):known(days, last)])
 
 # %% ../../nbs/market/03_facts.ipynb #a4d5a47c
 TAKEN_BACK: re.Pattern = re.compile(r'\[\s*(deleted|removed)[^\]]*\]', re.IGNORECASE)
