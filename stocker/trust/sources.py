@@ -53,6 +53,8 @@ QUARTERS: dict[str, tuple[str, str]] = { # quarter -> release, and USD a share
     '2022Q4': ('2022-10-27T16:30-04:00', '1.29'), '2023Q1': ('2023-02-02T16:30-05:00', '1.88'),
     '2023Q2': ('2023-05-04T16:30-04:00', '1.52'), '2023Q3': ('2023-08-03T16:30-04:00', '1.26')}
 
+SPLIT: tuple[str, str, float] = ('AAPL', SOURCE_DAY.isoformat(), 2.0) # two shares for one, on the day of the decision
+
 
 class Sources(NamedTuple):
     "What an episode is built from."
@@ -61,7 +63,7 @@ class Sources(NamedTuple):
     facts: Mapping[str, Sequence[Mapping[str, str]]] # rows of the files of facts, by name
     stories: Sequence[Mapping[str, Any]] # records of a file of headlines
     window: tuple[str, str] = SOURCE_WINDOW # first and last day
-    splits: Sequence[tuple[str, str, float]] = (('AAPL', SOURCE_WINDOW[0], 1.0),) # as in a file of splits
+    splits: Sequence[tuple[str, str, float]] = (SPLIT,) # as in a file of splits
 
 
 def source_prices() -> dict[str, pd.DataFrame]: # price table by symbol
@@ -153,7 +155,7 @@ def later_split(
     "Four shares for one after the decision: prices fall to a quarter, and the earlier ones are divided by four."
     table = sources.prices['AAPL']
     table = table.mul([4.0 if name == 'volume' else 0.25 for name in table], axis=1)
-    return sources._replace(prices={**sources.prices, 'AAPL': table}, splits=(('AAPL', SOURCE_WINDOW[1], 4.0),))
+    return sources._replace(prices={**sources.prices, 'AAPL': table}, splits=(SPLIT, ('AAPL', SOURCE_WINDOW[1], 4.0)))
 
 
 FUTURES: dict[str, Callable[[Sources, Timing], Sources]] = {
@@ -227,9 +229,10 @@ def source_expected(
     for year in (2022, 2021): # the table begins later in 2020
         later = close.loc[SOURCE_DAY.replace(year=year).isoformat():]
         returns.append(later.iloc[21] / later.iloc[0] - 1)
+    earned = sum(float(amount) for _, amount in QUARTERS.values()) / SPLIT[2] # for one of the new shares
     return {'news': ['Told again', 'Told again!', 'now', 'old', 'the day before'], 'forum': ['now', 'old'],
             'macro': ['now', 'old'], 'peers': peers, 'season': (2, round(float(np.mean(returns)), 9)),
-            'fundamentals': ('2023Q3', round(sum(float(amount) for _, amount in QUARTERS.values()), 9))}
+            'fundamentals': ('2023Q3', round(earned, 9))}
 
 
 def source_found(
@@ -256,8 +259,12 @@ def expectation_faults(
     for name, value in source_expected(sources, timing).items():
         if found[name] != value: yield f'{name}: {found[name]} is seen, not {value}'
     share = sources.prices['AAPL'].loc[SOURCE_WINDOW[0]:]
+    old = np.array([SPLIT[2] if day < SPLIT[1] else 1.0 for day in days]) # shares on record for one of that day
     fills = share['close'] if timing is Timing.CLOSE else share['open'][1:]
-    if episode.market(timing).fills.tolist() != fills[:len(days)].tolist(): yield 'orders are filled at other prices'
+    if episode.market(timing).fills.tolist() != (fills[:len(days)] * old).tolist():
+        yield 'orders are filled at other prices'
+    closes = [look.close for look in episode.observations(timing)]
+    if closes != (share['close'][:len(days)] * old).tolist(): yield 'levels are not those of the day'
     until = last_moment(SOURCE_DAY.isoformat(), timing) + BEFORE_CLOSE[timing]
     for symbol, table in sources.prices.items():
         final = len(data.drop_unfinished(table, pd.Timestamp(until) + pd.Timedelta(hours=2), symbol))
