@@ -28,19 +28,13 @@ def refuse(
     from stocker.market.core import StockerError
     raise StockerError(reason)
 
-# %% ../nbs/92_cli.ipynb #70bd717c
-POLICY_WIDTH = 18 # characters
-
-
-def result_table(
-    comparison: 'Comparison', # a run and its baselines
-) -> str: # a text table
-    "The run and its baselines in figures."
-    head = f"{'':{POLICY_WIDTH}}{'final value':>14}{'return':>10}{'reward':>10}{'drawdown':>10}{'trades':>8}"
-    lines = [f"{row['policy'].replace('_', ' '):{POLICY_WIDTH}}{row['final_value']:>14,.2f}"
-             f"{row['total_return']:>+10.1%}{row['reward']:>+10.3f}{row['max_drawdown']:>10.1%}{row['trades']:>8}"
-             for row in comparison.summary['results']]
-    return '\n'.join([head, *lines])
+# %% ../nbs/92_cli.ipynb #9498bcf6
+def end_unless_read(
+    nothing: bool, # whether nothing could be read
+) -> None:
+    "Exit code 3 for a result that rests on no answer."
+    from stocker.market.core import Refusal
+    if nothing: raise typer.Exit(Refusal.exit_code)
 
 # %% ../nbs/92_cli.ipynb #a8afc398
 def write_run(
@@ -75,9 +69,11 @@ def episodes_of(
     target: str, # a task's name, 'all', or TICKER:FIRST:LAST
     source: str = 'package', # 'package', 'yahoo', or a folder of CSV files; the tasks have their own prices
     headlines: Path | None = None, # a file of headlines; the tasks have their own
+    cash: float | None = None, # USD to begin with; the tasks have their own
 ) -> list['Episode']:
     "The episodes meant; an unknown name is a `StockerError`."
     from stocker.market.episodes import TASKS, load_task
+    if cash is not None and ':' not in target: refuse('--cash goes with TICKER:FIRST:LAST; a task has its own')
     if target == 'all': return [load_task(name) for name in TASKS]
     if target in TASKS: return [load_task(target)]
     if ':' not in target:
@@ -90,7 +86,8 @@ def episodes_of(
               YahooSource() if source == 'yahoo' else FolderSource(source))
     found, faults = file_headlines(headlines, [name.ticker]) if headlines else ({}, {})
     for fault, count in faults.items(): typer.echo(f'{headlines}: {count} records left out: {fault}', err=True)
-    return [episode_from_source(name.ticker, name.start, name.end, prices, headlines=found)]
+    own = {} if cash is None else {'starting_cash': cash}
+    return [episode_from_source(name.ticker, name.start, name.end, prices, headlines=found, **own)]
 
 # %% ../nbs/92_cli.ipynb #012ad08a
 def client_of(
@@ -159,23 +156,40 @@ def council_of(
     root = cache if timing == 'close' else cache.with_name(f'{cache.name}-{timing}')
     return language_council(client, chosen, VoteCache(root))
 
+# %% ../nbs/92_cli.ipynb #db3aa35d
+def label_of(
+    model: str, # as `council_of` takes it
+    moderator: str | None, # of ModeratorName
+    adapter: Path | None = None, # folder of a trained moderator
+    name: str = '', # of the model, where an address or a recording was given
+) -> str: # a part of a file name; empty for the council of rules under the vote mean
+    "Who decided, in names of files."
+    known = model if model in ('smollm2', 'gemma') else name.split('@')[0].rpartition('/')[2]
+    who = '' if model == 'rules' else known or model.rpartition('//')[2]
+    merging = '' if adapter or (model, moderator) == ('rules', 'vote_mean') else moderator or ''
+    trained = [part for part in adapter.absolute().parts[-2:] if part != 'moderator-lora'] if adapter else []
+    parts = [''.join(sign if sign.isalnum() or sign in '._-' else '_' for sign in part)[:60]
+             for part in (who, merging, *trained)]
+    return '-'.join(filter(None, parts))
+
 # %% ../nbs/92_cli.ipynb #c2af1b4c
 def trade(
     episodes: list['Episode'], # what is traded
     timing: str, # of TimingName
     council: 'Council', # who trades
     out: Path, # folder for the results
+    label: str = '', # from `label_of`
 ) -> list['Comparison']: # in the order of the episodes
     "Trade episodes, print each table, write each run."
-    from stocker.council.evaluation import compare, headline
-    from stocker.market.core import file_stem
-    council.fill(episodes, timing)
+    from stocker.council.evaluation import compare, result_text
+    from stocker.market.core import Refusal, file_stem, keep_folder
+    try: council.fill(episodes, timing)
+    except Refusal as refusal: council = council.refused(refusal)
     comparisons = [compare(episode, council, timing) for episode in episodes]
     for episode, comparison in zip(episodes, comparisons):
         name = episode.name.replace(episode.ticker, file_stem(episode.ticker)).replace(':', '_')
-        folder = out/f'{name}-{timing}'
-        write_run(comparison, folder)
-        typer.echo(f'{headline(comparison)}\n{result_table(comparison)}\nwritten to {folder}\n')
+        folder = keep_folder(out/'-'.join(filter(None, [name, label, timing])), partial(write_run, comparison))
+        typer.echo(f'{result_text(comparison)}\nwritten to {folder}\n')
     return comparisons
 
 
@@ -187,6 +201,7 @@ CacheOption = Annotated[Path, typer.Option(help='folder of the vote cache')]
 AdapterOption = Annotated[Path | None, typer.Option(help='folder of a trained moderator')]
 SourceOption = Annotated[str, typer.Option(help="'package', 'yahoo', or a folder of CSV files")]
 OutOption = Annotated[Path, typer.Option(help='folder for the results')]
+ReplaceOption = Annotated[bool, typer.Option('--replace', help='replace what lies there')]
 CACHE_ROOT = Path('.cache/council')
 
 # %% ../nbs/92_cli.ipynb #0bd5ab23
@@ -199,14 +214,17 @@ def run(
     source: SourceOption = 'package',
     headlines: Annotated[Path | None, typer.Option(
         help='headlines of your own for TICKER:FIRST:LAST: a file of JSON lines, or parquet')] = None,
+    cash: Annotated[float | None, typer.Option(help='USD to begin with for TICKER:FIRST:LAST [10,000]')] = None,
     cache: CacheOption = CACHE_ROOT,
     recording: Annotated[Path | None, typer.Option(help='file of recorded answers; what is missing is added')] = None,
     adapter: AdapterOption = None,
     out: OutOption = Path('runs'),
 ) -> None:
     "Trade an episode with a council and compare the run with its baselines."
-    episodes = episodes_of(target, source, headlines)
-    trade(episodes, timing, council_of(model, moderator, timing, cache, recording, adapter), out)
+    episodes, council = episodes_of(target, source, headlines, cash), council_of(
+        model, moderator, timing, cache, recording, adapter)
+    runs = trade(episodes, timing, council, out, label_of(model, moderator, adapter, council.name))
+    end_unless_read(any(run.reading.nothing for run in runs))
 
 # %% ../nbs/92_cli.ipynb #8560420d
 DEMO_HORIZONS = {'planted': 2, 'corpus': 5} # decisions that count; a planted analyst knows one move
@@ -219,10 +237,10 @@ def train_demo(
     import warnings
 
     import torch
-    from stocker.studies.statistics import paired_difference, summarise, verdict
+    from stocker.studies.statistics import summarise, verdicts
     from stocker.training.grpo import TrainingSettings, train
     from stocker.training.questions import load_splits
-    from stocker.training.results import compile_results, judge
+    from stocker.training.results import comparisons, compile_results, judge
     torch.set_num_threads(1) # a model as small as this only waits for a second one
     warnings.simplefilter('ignore', FutureWarning)
     for name, horizon in DEMO_HORIZONS.items():
@@ -231,8 +249,9 @@ def train_demo(
         trained = train(splits, TrainingSettings(out/f'pocket_{name}_0', horizon=horizon, rounds=1,
                                                  trainer={'disable_tqdm': not sys.stderr.isatty()}))
         for test, table in judge(trained, splits).items():
-            typer.echo(f"{test}\n{summarise(table)[['total_reward', 'return', 'exposure']].round(3).to_string()}")
-            typer.echo(f"{verdict(paired_difference(table, 'after', 'before'))}\n")
+            figures = summarise(table)[['total_reward', 'return', 'exposure', 'invalid', 'unreadable']]
+            said = verdicts(table, 'after', comparisons(table)[:1])
+            typer.echo('\n'.join([test, figures.round(3).to_string(), *said, '']))
     typer.echo(f'the page with curves and all comparisons: {compile_results(out)}')
 
 
@@ -245,6 +264,7 @@ def demo(
     from importlib.util import find_spec
 
     from stocker.council.council import rule_council
+    from stocker.market.core import free_path
     comparisons = [run for timing in ('close', 'next_open')
                    for run in trade(episodes_of('all'), timing, rule_council(), out)]
     ahead = sum(c.results[0].values[-1] > c.results[2].values[-1] for c in comparisons)
@@ -252,7 +272,7 @@ def demo(
     typer.echo(f'The council of rules ended ahead of buy and hold in {ahead} of {len(comparisons)} runs, '
                f'and with a gain in {gained}. All three shares fell; three episodes prove nothing either way.')
     if not training: return
-    if find_spec('trl') and find_spec('peft'): return train_demo(out/'training')
+    if find_spec('trl') and find_spec('peft'): return train_demo(free_path(out/'training'))
     typer.echo("To see a moderator trained as well: pip install 'stocker[train]', then run the demo again.")
 
 # %% ../nbs/92_cli.ipynb #c31b1696
@@ -275,7 +295,8 @@ def run_folders(
     folder: Path, # of one run, or of several
 ) -> list[Path]: # folders with a trace.jsonl
     "The runs that lie in a folder; none at all is a `StockerError`."
-    folders = [folder] if (folder/'trace.jsonl').is_file() else sorted(p.parent for p in folder.glob('*/trace.jsonl'))
+    whole = sorted(path.parent for path in folder.glob('[!.]*/trace.jsonl')) # what begins with a dot is not complete
+    folders = [folder] if (folder/'trace.jsonl').is_file() else whole
     if not folders: refuse(f'{folder}: there is no trace.jsonl in it; run an episode first (stocker run task_easy)')
     return folders
 
@@ -285,8 +306,10 @@ def report(
     run: Annotated[Path, typer.Argument(help='folder of a run, or of several')],
 ) -> None:
     "Write the report of a run as one HTML file, to be opened in any browser."
-    from stocker.pages.report import write_report
-    for folder in run_folders(run): typer.echo(f'written to {write_report(folder)}')
+    from stocker.pages.report import other_reports, write_report
+    for folder in run_folders(run):
+        for other in other_reports(folder): typer.echo(f'{other}: not made from the trace beside it', err=True)
+        typer.echo(f'written to {write_report(folder)}')
 
 # %% ../nbs/92_cli.ipynb #01054fd1
 @app.command()
@@ -303,7 +326,9 @@ def advise(
     from stocker.council.advice import advise as advice_on
     from stocker.market.data import YahooSource
     council = council_of(model, moderator, 'next_open', cache, None, adapter)
-    typer.echo(advice_on(ticker, council, YahooSource(), cash=cash, shares=shares).text)
+    advice = advice_on(ticker, council, YahooSource(), cash=cash, shares=shares)
+    typer.echo(advice.text)
+    end_unless_read(not advice.heard)
 
 # %% ../nbs/92_cli.ipynb #cfb1595d
 corpus_app = new_app(help='Thousands of episodes, split by time.')
@@ -320,6 +345,7 @@ def build_corpus(
     out: OutOption = Path('corpus'),
 ) -> None:
     "Index the episodes of a price source and play five simple rules on them."
+    from stocker.market.core import keep_files, keep_folder
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus, open_histories, read_universe, save_histories
     from stocker.studies.rules import baseline_table, corpus_baselines
@@ -328,12 +354,12 @@ def build_corpus(
     for problem in histories.problems: typer.echo(problem, err=True)
     corpus = load_corpus(None, length, stride, tickers, histories)
     results = corpus_baselines(corpus, timing)
-    write_table(corpus.index, out/'index.parquet')
-    write_table(results, out/'baselines.parquet')
-    if source == 'yahoo': save_histories(histories, out/'prices')
+    files = keep_files(out, {'index.parquet': partial(write_table, corpus.index),
+                             'baselines.parquet': partial(write_table, results)})
+    if source == 'yahoo': files.append(keep_folder(out/'prices', partial(save_histories, histories)))
     typer.echo(baseline_table(results)[['episodes', 'reward', 'return', 'return_error']].round(3).to_string())
     typer.echo(f'{len(corpus):,} episodes of {corpus.index["ticker"].nunique()} symbols, '
-               f'{len(histories.problems)} problems; written to {out}')
+               f'{len(histories.problems)} problems; written to {out}: {", ".join(file.name for file in files)}')
 
 # %% ../nbs/92_cli.ipynb #92000008
 PART = 8 # episodes that are worked on together
@@ -353,19 +379,17 @@ def run_corpus(
     out: OutOption = Path('corpus'),
 ) -> None:
     "Let a council trade the episodes of a split, beside the baselines; started again, it goes on."
-    from stocker.market.core import as_timing
+    from stocker.market.core import as_timing, keep_files
     from stocker.market.data import write_table
     from stocker.market.histories import load_corpus
-    from stocker.scale import Judging, cut, run_parts
-    from stocker.studies.statistics import compare_with, summarise, verdict
+    from stocker.scale import Judging, cut, judged_text, nothing_read, run_parts
     council = partial(council_of, model, moderator, timing, cache.absolute(), adapter=adapter and adapter.absolute())
     parts = cut(load_corpus(split).index.iloc[:few], PART, [model, moderator, timing, str(adapter)])
     table = run_parts(Judging(council, as_timing(timing)), parts, out/'parts', workers, ray, sys.stderr.isatty())
-    write_table(table, out/f'{split}.parquet')
-    figures = ['episodes', 'total_reward', 'return', 'max_drawdown', 'exposure', 'trades']
-    differences = compare_with(table, table['policy'].iloc[0], ['hold', 'buy and hold'])
-    typer.echo('\n'.join([summarise(table)[figures].round(3).to_string(), *map(verdict, differences)]))
-    typer.echo(f'written to {out}')
+    name = '-'.join(filter(None, [split, label_of(model, moderator, adapter), timing.replace('close', '')]))
+    [file] = keep_files(out, {f'{name}.parquet': partial(write_table, table)})
+    typer.echo(f'{judged_text(table)}\nwritten to {file}')
+    end_unless_read(nothing_read(table))
 
 # %% ../nbs/92_cli.ipynb #1fef8bcc
 @app.command()
@@ -378,13 +402,14 @@ def tune(
 ) -> None:
     "Grade a run again under many weights, and write down a choice with its reason."
     from stocker.council.council import write_trace
+    from stocker.market.core import keep_files
     from stocker.market.episodes import TASKS
     from stocker.studies.tuning import choose, find_trace, format_choice, read_grid, seed_grid, sweep, write_sweep
     settings, trace = seed_grid() if grid is None else read_grid(grid), find_trace(source)
     place = Path(source)
     folder = out or (Path('runs', f'tune-{source}') if source in TASKS else place if place.is_dir() else place.parent)
     table = sweep(trace, settings)
-    if source in TASKS: write_trace(trace, folder/'trace.jsonl')
+    if source in TASKS: keep_files(folder, {'trace.jsonl': partial(write_trace, trace)})
     files = write_sweep(folder, trace, table)
     typer.echo(f"{format_choice(choose(table))}\nwritten to {folder}: {', '.join(file.name for file in files)}")
 
@@ -432,7 +457,7 @@ def train(
     from stocker.training.grpo import TrainingSettings
     from stocker.training.grpo import train as train_moderator
     from stocker.training.questions import load_splits
-    from stocker.training.results import compile_results, judge
+    from stocker.training.results import compile_results, judge, read_share
     if not out and processes() > 1: refuse('--out: name the folder of the run, since several processes share it')
     out = out or Path('training/runs')/f'grpo_{datetime.now():%Y%m%d-%H%M%S}'
     weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
@@ -442,9 +467,10 @@ def train(
     splits = load_splits(episodes, seed, timing)
     if few: splits = splits.fewer(few)
     trained = train_moderator(splits, settings)
-    judge(trained, splits)
-    page = compile_results(out.parent)
-    typer.echo(f'step {trained.record["best_step"]} was kept; written to {out}, results in {page}')
+    read, page = read_share(judge(trained, splits)), compile_results(out.parent)
+    typer.echo(f'step {trained.record["best_step"]} was kept; {read:.1%} of its decisions could be read; '
+               f'written to {out}, results in {page}')
+    end_unless_read(read == 0)
 
 # %% ../nbs/92_cli.ipynb #3ee44d0a
 @app.command()
@@ -463,12 +489,19 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65_535, help='port to listen on')] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help='clients at once')] = 64,
     idle_seconds: Annotated[float, typer.Option(min=1, help='a session that is silent for so long is closed')] = 900.0,
+    allow_host: Annotated[list[str] | None, typer.Option(
+        help="a name or web page to let in beside this machine's own, e.g. *.hf.space; may be repeated")] = None,
 ) -> None:
     "Serve the environment to other programs, until interrupted."
     from stocker.serving.limits import Limits
     from stocker.serving.server import serve as serve_environment
-    typer.echo(f'Stocker at http://{host}:{port}: OpenEnv at /ws, plain HTTP at /reset and /step. Ctrl+C ends it.')
-    serve_environment(host, port, Limits(max_sessions=max_sessions, idle_seconds=idle_seconds))
+
+    def announce(address: str) -> None:
+        "Say where it listens."
+        typer.echo(f'Stocker at {address}: OpenEnv at /ws, plain HTTP at /reset and /step. Ctrl+C ends it.')
+
+    limits = Limits(max_sessions=max_sessions, idle_seconds=idle_seconds)
+    serve_environment(host, port, limits, allow_host or (), announce)
 
 
 @app.command('check-server')
@@ -518,6 +551,7 @@ def build(
     forum: Annotated[list[str] | None, typer.Option(
         help='forum posts of your own, TICKER=FILE in JSON lines; may be repeated')] = None,
     end: Annotated[str | None, typer.Option(help='last day, ISO date')] = None,
+    replace: ReplaceOption = False,
 ) -> None:
     "Build the data set: prices, indicators, facts, charts, hindsight."
     from stocker.market.data import FolderSource, YahooSource
@@ -527,7 +561,7 @@ def build(
         refuse(f"{source}: no such folder; name a folder of CSV files, or 'yahoo'")
     posts = [import_forum(file, ticker) for ticker, file in map(forum_export, forum or [])]
     prices = YahooSource() if source == 'yahoo' else FolderSource(source)
-    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY)
+    folder = build_dataset(prices, out, facts, posts, end or LAST_DAY, replace=replace)
     typer.echo(f'the data set lies in {folder}; use it with STOCKER_DATA={folder}')
 
 # %% ../nbs/92_cli.ipynb #94922e1a
@@ -569,10 +603,10 @@ def verify(root: CacheRoot = CACHE_ROOT) -> None:
 
 
 @cache_app.command()
-def pack(file: PackedFile, root: CacheRoot = CACHE_ROOT) -> None:
+def pack(file: PackedFile, root: CacheRoot = CACHE_ROOT, replace: ReplaceOption = False) -> None:
     "Write all votes into one file."
     from stocker.council.cache import pack_cache
-    typer.echo(f'{pack_cache(root, file)} votes packed into {file}')
+    typer.echo(f'{pack_cache(root, file, replace)} votes packed into {file}')
 
 
 @cache_app.command()
@@ -622,7 +656,7 @@ def complain(
     text = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
     if isinstance(error, OSError) and error.filename: text = f'{error.filename}: {error.strerror}'
     print(f"stocker: {' '.join(text.split())}", file=sys.stderr)
-    return 2
+    return getattr(error, 'exit_code', 2)
 
 
 def main() -> None:

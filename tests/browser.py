@@ -6,12 +6,12 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE, patiently
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({})) # this machine needs no proxy to reach itself
@@ -26,15 +26,6 @@ def pictures() -> Path:
     folder = Path(os.environ.get('STOCKER_SCREENSHOTS') or Path(tempfile.gettempdir())/'stocker-screenshots')
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def patiently(condition, seconds: float, what: str):
-    "The first true answer of a condition, or a failure that says what was waited for."
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if answer := condition(): return answer
-        time.sleep(0.05)
-    pytest.fail(f'{what}: waited {seconds:g} s in vain')
 
 
 class Page:
@@ -78,9 +69,9 @@ class Page:
     def open(self, address: str) -> None:
         "Go to an address and wait until it is loaded."
         self.call('Page.navigate', url=address)
-        self.until('document.readyState === "complete" && location.href !== "about:blank"', 30)
+        self.until('document.readyState === "complete" && location.href !== "about:blank"')
 
-    def until(self, condition: str, seconds: float = 20):
+    def until(self, condition: str, seconds: float = PATIENCE):
         "Wait for a JavaScript expression to become true."
         return patiently(lambda: self.run(condition), seconds, condition)
 
@@ -113,14 +104,14 @@ def browser():
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             said = Path(folder)/'DevToolsActivePort'
-            patiently(lambda: said.exists() and said.read_text().count('\n') >= 1, 30, 'Chromium starts')
+            patiently(lambda: said.exists() and said.read_text().count('\n') >= 1, what='Chromium starts')
             port = said.read_text().split()[0]
             tabs = json.load(DIRECT.open(f'http://127.0.0.1:{port}/json/list'))
             address = next(tab['webSocketDebuggerUrl'] for tab in tabs if tab['type'] == 'page')
-            line = socket.create_connection(('127.0.0.1', int(port)), timeout=60) # past any proxy
-            talk = websocket.create_connection(address, timeout=60, suppress_origin=True, socket=line)
+            line = socket.create_connection(('127.0.0.1', int(port)), timeout=PATIENCE) # past any proxy
+            talk = websocket.create_connection(address, timeout=PATIENCE, suppress_origin=True, socket=line)
             yield Page(talk)
             talk.close()
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=PATIENCE)

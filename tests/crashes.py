@@ -4,13 +4,14 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -21,18 +22,24 @@ from unittest.mock import patch
 
 import numpy as np
 from tqdm import tqdm
+from waiting import kill_once
 
+from stocker.cli import label_of, trade
 from stocker.council.cache import CachedSpecialist, VoteCache
 from stocker.council.council import rule_council
+from stocker.market.core import package_path
+from stocker.market.data import load_prices
 from stocker.market.episodes import load_task
+from stocker.pages.report import write_report
 from stocker.studies.worlds import planted_world
+from stocker.trading import dataset
 
 JUMPS = (0.0, 3.2e9, 0.5, -1.5e9, 3600.0, -3600.0, -0.5, 1e8, -1e8) # seconds that the clock is wrong by, in turn
 LEARNED = ('.safetensors', '.pt', '.pth') # what training writes about the model and goes on with
 
 
-def killed(work, seconds):
-    "Let a child process work, and kill it after some seconds: whether it was still at work."
+def killed(work, seconds, begun=lambda: True):
+    "Let a child process work, and kill it some seconds after it has begun: whether it was still at work."
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', DeprecationWarning) # newer Pythons warn of a fork where threads are running
@@ -46,9 +53,7 @@ def killed(work, seconds):
     os.close(writer)
     os.read(reader, 1)
     os.close(reader)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    return kill_once(child, begun, seconds)
 
 
 def finished(work, seconds=900.0):
@@ -78,7 +83,8 @@ def fill_cache(folder, cache=VoteCache):
 def contents(folder):
     "What lies in a folder: digest by path, temporary files left out."
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(Path(folder).rglob('*')) if path.is_file() and path.suffix != '.tmp'}
+            for path in sorted(Path(folder).rglob('*'))
+            if path.is_file() and not any(part.endswith('.tmp') for part in path.relative_to(folder).parts)}
 
 
 def wrong_times(folder, rng):
@@ -105,15 +111,18 @@ def kill_work(work, kills, folder, rng, resumes):
 
 def kill_writers(write, values, kills, rng):
     "How often a file was none of the values when its writer was killed."
-    def write_forever(path):
-        for value in cycle(values): write(value, path)
+    def write_forever(path, begun):
+        for value in cycle(values):
+            write(value, path)
+            begun.touch()
     with tempfile.TemporaryDirectory() as folder:
-        path, whole, damaged = Path(folder, 'file'), set(), 0
+        path, begun, whole, damaged = Path(folder, 'file'), Path(folder, 'begun'), set(), 0
         for value in values:
             write(value, path)
             whole.add(path.read_bytes())
         for _ in range(kills):
-            killed(partial(write_forever, path), rng.uniform(0, 0.01))
+            begun.unlink(missing_ok=True)
+            killed(partial(write_forever, path, begun), rng.uniform(0, 0.01), begun.exists)
             damaged += path.read_bytes() not in whole
         return damaged
 
@@ -121,13 +130,16 @@ def kill_writers(write, values, kills, rng):
 @contextmanager
 def failing_disk(kind):
     "A disk that is 'full', which takes half of a text and then refuses, or 'read-only', which refuses at once."
-    def half(path, text, *options, **others):
-        with open(path, 'w', encoding='utf-8', errors='replace') as file: file.write(text[:len(text) // 2])
+    def half(path, content, *options, **others):
+        content = content if isinstance(content, bytes) else content.encode(errors='replace')
+        with open(path, 'wb') as file: file.write(content[:len(content) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def refused(*options, **others): raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    target, name, stand_in = (Path, 'write_text', half) if kind == 'full' else (tempfile, 'mkstemp', refused)
-    with patch.object(target, name, stand_in): yield
+    if kind == 'full':
+        with patch.multiple(Path, write_text=half, write_bytes=half): yield
+    else:
+        with patch.object(tempfile, 'mkstemp', refused): yield
 
 
 @contextmanager
@@ -154,7 +166,7 @@ def copied(jobs, progress): # charts take longest, and are tried elsewhere
         shutil.copyfile(charts/path.name, path)
 
 charts, dataset.write_charts = data_path('charts'), copied
-dataset.build_dataset(Packaged(), sys.argv[1], progress=False)
+dataset.build_dataset(Packaged(), sys.argv[1], progress=False, replace=True)
 """
 
 
@@ -178,6 +190,74 @@ def kill_builds(program, kills, folder):
         wrong_times(folder, rng)
         damaged |= contents(folder) != whole
     return at_work, damaged or not built(program, folder) or contents(folder) != whole
+
+
+class Packaged:
+    "The prices of the package as a source."
+
+    name, adjustment = 'packaged', 'splits, not dividends'
+
+    def fetch(self, ticker, start, end): return load_prices(ticker)
+
+
+def copied_charts(jobs, progress):
+    "Charts take longest to draw, and are tried elsewhere."
+    for path, *_ in jobs:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(package_path('charts', path.name), path)
+
+
+def keep_run(folder, number):
+    "Trade a task, under one moderator or the other."
+    name = ('vote_mean', 'vote_mean_all_in')[number % 2]
+    with redirect_stdout(StringIO()):
+        trade([load_task('task_easy')], 'close', rule_council(name), folder/'runs', label_of('rules', name))
+
+
+def keep_report(folder, number):
+    "Write the report of a run that lies there."
+    write_report(folder/'reports'/str(number))
+
+
+def keep_build(folder, number):
+    "Build a data set, every other time over one that lies there."
+    with patch.object(dataset, 'write_charts', copied_charts):
+        dataset.build_dataset(Packaged(), folder/'builds'/str(number % 2 and number), progress=False, replace=True)
+
+
+KEEPERS = {'runs': keep_run, 'reports': keep_report, 'builds': keep_build}
+
+
+def units(folder):
+    "What is complete in the folders of KEEPERS: digests by name, for each run, reported run and data set."
+    return {f'{kind}/{one.name}': contents(one) for kind in KEEPERS for one in sorted(Path(folder, kind).glob('[!.]*'))}
+
+
+def kill_keepers(kills, folder, rng, keepers=KEEPERS):
+    "Kill runs, reports and builds at work: kills at work by kind, and what was lost, replaced or left half."
+    whole, broken, took, at_work, faults = Path(folder, 'whole'), Path(folder, 'broken'), {}, Counter(), []
+    for kind, work in keepers.items():
+        for number in (0, 1):
+            if kind == 'reports': shutil.copytree(whole/'runs'/'task_easy-close', whole/kind/str(number))
+            begin = time.monotonic()
+            work(whole, number)
+            took[kind] = time.monotonic() - begin # the second time nothing has to be loaded
+    allowed = {kind: [one for name, one in units(whole).items() if name.startswith(kind)] for kind in keepers}
+    if 'reports' in keepers: allowed['reports'].append(contents(whole/'runs'/'task_easy-close')) # not reported yet
+    for number in range(kills):
+        kind = list(keepers)[number % len(keepers)]
+        if kind == 'reports': shutil.copytree(whole/'runs'/'task_easy-close', broken/kind/str(number))
+        before = units(broken)
+        at_work[kind] += killed(partial(keepers[kind], broken, number), rng.uniform(0, 1.1 * took[kind]))
+        after = units(broken)
+        faults += [f'{name} is half' for name, one in after.items() if one not in allowed[name.partition('/')[0]]]
+        faults += [f'{name} is lost or replaced' for name, one in before.items()
+                   if not one.items() <= after.get(name, {}).items()]
+    for kind, work in keepers.items(): # the next one of each kind sweeps
+        if kind == 'reports': continue
+        if not finished(partial(work, broken, kills)): faults.append(f'{kind} cannot be made any more')
+        faults += [f'{path} is left' for path in Path(broken, kind).rglob('*.tmp')]
+    return at_work, faults
 
 
 def learned(folder):

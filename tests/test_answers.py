@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stocker.llm import answers
 from stocker.llm.answers import (
     DEEPEST, LONGEST_ANSWER, QUANTITY_LIMIT, TRADE_SCHEMA, VOTE_SCHEMA, TradeAnswer, Unreadable, answer_text,
     read_trade, read_vote)
@@ -261,11 +262,34 @@ def test_rationale():
     '{"signal":1.' + '9' * 199_000 + '}', '{"signal":1e' + '9' * 199_000 + '}', '"' * 200_000, '\\' * 200_000,
     '\ud800' * 200_000, '\0' * 200_000, '{:' * 3 + '}' * 3, '{"signal":' + '[' * 15 + ']' * 15 + ',"confidence":1}',
     '{"\ud800":1,"\ud800":2}', '{"signal":"\ud800","confidence":1}', ' ' * (LONGEST_ANSWER + 1),
+    '{' + ''.join(f'"k{i}":1,' for i in range(10_000)) + '"signal":1,"k9999":1}',
     '{"signal":"' + 'x' * 190_000 + '","confidence":1}', '{:}' * 60_000, '{a:' * 19 + '}' * 19])
 def test_nothing_that_is_written_to_break_it_does(text):
     began = time.process_time()
     for reader in (read_vote, read_trade): assert sound(reader(text))
     assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize('thing', [None, 5, 10**400, 0.5, True, b'{}', [OK], {'content': OK}, object(), type])
+def test_what_is_no_text_is_refused_and_not_raised(thing):
+    for reader in (read_vote, read_trade): refused(reader(thing), 'instead of text')
+    assert type(answer_text(thing)) is str
+
+
+def test_quotes_are_mended_only_where_plain_json_failed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(answers, 'double_quoted', lambda text: asked.append(text) or text)
+    assert read_vote(OK) == HALF and not asked
+    refused(read_vote(OK.replace('"', "'")), 'not JSON')
+    assert asked
+
+
+def test_a_message_without_an_end_says_nothing():
+    endless = {'role': 'assistant'}
+    endless['content'] = [endless]
+    deep = OK
+    for _ in range(5000): deep = [deep]
+    assert answer_text(endless) == answer_text(deep) == ''
 
 
 def test_limits():

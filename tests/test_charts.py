@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from waiting import PATIENCE
 
 from stocker.market import charts
 from stocker.market.charts import (
@@ -181,20 +181,22 @@ def draw_into(pipe, frame):
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
 def test_a_fork_while_another_thread_draws_does_not_hang():
-    frame, stop = walk(80), threading.Event()
+    frame, stop, drawing = walk(80), threading.Event(), threading.Event()
     expected = chart_png(frame)
     def busy():
-        while not stop.is_set(): chart_png(walk(80, seed=1))
+        while not stop.is_set():
+            chart_png(walk(80, seed=1))
+            drawing.set()
     thread = threading.Thread(target=busy)
     thread.start()
     try:
-        time.sleep(0.05)
+        assert drawing.wait(PATIENCE)
         here, there = multiprocessing.Pipe()
         child = multiprocessing.get_context('fork').Process(target=draw_into, args=(there, frame))
         child.start()
-        assert here.poll(30), 'the forked process hangs'
+        assert here.poll(PATIENCE), 'the forked process hangs'
         assert here.recv() == expected
-        child.join(10)
+        child.join(PATIENCE)
     finally:
         stop.set()
         thread.join()

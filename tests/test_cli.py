@@ -7,16 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from waiting import PATIENCE
 
 import stocker
 from stocker.cli import app, episodes_of, main
-from stocker.market.core import StockerError, data_path
+from stocker.council.cache import VoteCache
+from stocker.market.core import StockerError, Vote, data_path
 from stocker.council.council import read_trace
 from stocker.market.data import read_table, write_table
 from stocker.trading.env import simulate_rewards
 from stocker.market.episodes import TASKS, load_task
 
+RUN_FILES = ('episode.png', 'summary.json', 'trace.jsonl')
 HEAVY = ('pandas', 'matplotlib', 'torch', 'numpy')
 
 
@@ -47,7 +51,7 @@ def process(*arguments, folder, **environment):
     home = Path(stocker.__file__).resolve().parents[1]
     paths = os.pathsep.join(filter(None, [str(home), os.environ.get('PYTHONPATH')]))
     return subprocess.run([sys.executable, '-c', code, *map(str, arguments)], cwd=folder, capture_output=True,
-                          text=True, timeout=120, env={**os.environ, 'PYTHONPATH': paths, **environment})
+                          text=True, timeout=PATIENCE, env={**os.environ, 'PYTHONPATH': paths, **environment})
 
 
 def files(folder):
@@ -67,8 +71,7 @@ def refused(answer, *words):
 def test_a_run_writes_its_three_files_and_nothing_else(command, tmp_path):
     code, output, message = command('run', 'task_easy', '--out', tmp_path/'results')
     assert (code, message) == (0, '')
-    assert files(tmp_path) == [f'results/task_easy-close/{name}'
-                               for name in ('episode.png', 'summary.json', 'trace.jsonl')]
+    assert files(tmp_path) == [f'results/task_easy-close/{name}' for name in RUN_FILES]
     words = 'final value', 'reward', 'drawdown', 'trades', 'vote mean', 'hold', 'buy and hold', 'ideal', 'optimum'
     assert all(word in output for word in words)
     assert '+0.380' in output # holding, as it is on record
@@ -77,7 +80,7 @@ def test_a_run_writes_its_three_files_and_nothing_else(command, tmp_path):
 def test_the_files_of_a_run_agree_with_each_other_and_with_a_replay(command, tmp_path):
     code, *_ = command('run', 'task_hard', '--timing', 'next_open', '--moderator', 'vote_mean_all_in', '--out',
                        tmp_path)
-    folder = tmp_path/'task_hard-next_open'
+    folder = tmp_path/'task_hard-vote_mean_all_in-next_open'
     trace, summary = read_trace(folder/'trace.jsonl'), json.loads((folder/'summary.json').read_text())
     rewards = simulate_rewards(load_task('task_hard'), *trace.orders, 'next_open', trace.weights).rewards[:, 0]
     assert code == 0 and rewards.tolist() == [step.terms.reward for step in trace.steps]
@@ -92,12 +95,58 @@ def test_the_default_folder_lies_where_the_command_was_called(command, tmp_path)
     assert len(files(tmp_path/'runs'/'task_medium-close')) == 3
 
 
-def test_a_second_run_replaces_the_first_with_the_same_bytes(command, tmp_path):
+def contents(folder):
+    return {name: (folder/name).read_bytes() for name in files(folder)}
+
+
+def test_a_run_under_another_moderator_leaves_the_first_one_as_it_was(command, tmp_path):
+    command('run', 'task_easy', '--out', 'pk')
+    command('report', 'pk')
+    before = contents(tmp_path)
+    code, output, _ = command('run', 'task_easy', '--out', 'pk', '--moderator', 'vote_mean_all_in')
+    after, added = contents(tmp_path), Path('pk', 'task_easy-vote_mean_all_in-close')
+    assert code == 0 and f'written to {added}' in output and {name: after[name] for name in before} == before
+    assert sorted(after.keys() - before) == [f'{added}/{name}' for name in RUN_FILES]
+    assert read_trace(tmp_path/'pk'/'task_easy-close'/'trace.jsonl').council == 'vote_mean'
+
+
+def test_a_report_beside_another_trace_is_named_and_kept(command, tmp_path):
     command('run', 'task_easy')
-    before = {name: (tmp_path/name).read_bytes() for name in files(tmp_path)}
-    (tmp_path/'runs'/'task_easy-close'/'summary.json').write_text('old')
+    command('run', 'task_easy', '--moderator', 'vote_mean_all_in')
+    command('report', 'runs')
+    plain, other = (tmp_path/'runs'/f'task_easy{label}-close' for label in ('', '-vote_mean_all_in'))
+    page = (plain/'report.html').read_bytes()
+    for name in ('trace.jsonl', 'summary.json'): shutil.copy(other/name, plain/name)
+    code, output, message = command('report', plain)
+    assert code == 0 and 'report-2.html' in output and (plain/'report.html').read_bytes() == page
+    assert message == f"{plain/'report.html'}: not made from the trace beside it\n"
+
+
+def test_a_second_run_of_the_same_name_gets_a_number(command, tmp_path):
     command('run', 'task_easy')
-    assert {name: (tmp_path/name).read_bytes() for name in files(tmp_path)} == before
+    (tmp_path/'runs'/'task_easy-close'/'summary.json').write_text('mine')
+    before = contents(tmp_path)
+    outputs = [command('run', 'task_easy')[1] for _ in range(2)]
+    after = contents(tmp_path)
+    assert [text.strip().rpartition('close')[2] for text in outputs] == ['-2', '-3']
+    assert {name: after[name] for name in before} == before and len(after) == 9
+
+
+def test_a_corpus_run_under_another_moderator_leaves_the_first_table(command, tmp_path):
+    options = 'corpus', 'run', '--split', 'tasks', '--few', '1'
+    for more in ((), ('--moderator', 'vote_mean_all_in'), ()): assert command(*options, *more)[0] == 0
+    assert command(*options[:-1], '2')[0] == 0
+    names = [name for name in files(tmp_path/'corpus') if not name.startswith('parts')]
+    assert names == ['tasks-2.parquet', 'tasks-vote_mean_all_in.parquet', 'tasks.parquet']
+
+
+def test_packing_replaces_a_file_only_when_it_is_told_to(command, tmp_path):
+    (tmp_path/'votes.parquet').write_text('mine')
+    VoteCache(tmp_path/'votes').put('news', 'AAPL', '2023-08-07', '0' * 64, Vote(signal=0, confidence=0, rationale=''),
+                                    model='a model')
+    refused(command('cache', 'pack', 'votes.parquet', '--root', 'votes'), 'votes.parquet', 'it is there already')
+    assert (tmp_path/'votes.parquet').read_text() == 'mine'
+    assert command('cache', 'pack', 'votes.parquet', '--root', 'votes', '--replace')[0] == 0
 
 
 def test_all_tasks_in_a_process_of_its_own_from_another_folder(tmp_path):
@@ -162,11 +211,10 @@ def test_a_process_says_the_same_without_a_traceback(tmp_path):
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize('place', ['a file', 'below a file', 'below a file that is a trace'])
+@pytest.mark.parametrize('place', ['a file', 'below a file'])
 def test_results_that_cannot_be_written_are_refused_in_one_line(place, command, tmp_path):
     (tmp_path/'taken').write_text('x')
-    out = {'a file': 'taken', 'below a file': 'taken/deeper', 'below a file that is a trace': 'fine'}[place]
-    if out == 'fine': (tmp_path/'fine'/'task_easy-close'/'trace.jsonl').mkdir(parents=True)
+    out = {'a file': 'taken', 'below a file': 'taken/deeper'}[place]
     refused(command('run', 'task_easy', '--out', tmp_path/out), tmp_path/out)
     assert not [name for name in files(tmp_path) if name.endswith('.tmp')]
 
@@ -229,7 +277,7 @@ def test_every_damage_fails_the_check_with_one_line_each(damage, damaged, comman
                                             ('stocker.trading.env', ('matplotlib', 'mplfinance', 'yfinance', 'torch'))])
 def test_importing_brings_nothing_heavy_along(module, absent):
     code = f'import {module}, sys; print(*[name for name in {absent!r} if name in sys.modules])'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == ''
 
 
@@ -237,7 +285,7 @@ def test_the_installed_package_needs_no_development_tools():
     tools = 'nbdev', 'fastcore', 'execnb', 'hypothesis', 'pytest', 'IPython'
     code = ('import sys, stocker.cli, stocker.bench, stocker.trading.dataset, stocker.council.evaluation;'
             f'print(*[name for name in {tools} if name in sys.modules])')
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == ''
 
 
@@ -268,7 +316,8 @@ def test_training_gets_what_the_command_says(command, monkeypatch):
     monkeypatch.setattr('stocker.training.questions.load_splits', lambda *given: given)
     monkeypatch.setattr('stocker.training.grpo.train', lambda splits, settings: got.update(
         splits=splits, settings=settings) or SimpleNamespace(record={'best_step': 7}))
-    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits: got.update(judged=splits))
+    monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits: got.update(judged=splits) or {
+        'test': pd.DataFrame({'policy': ['after'], 'unreadable': [got.get('unreadable', 0.0)]})})
     monkeypatch.setattr('stocker.training.results.compile_results', lambda folder: folder/'RESULTS.md')
     code, out, _ = command('train', '--episodes', 'placebo', '--seed', '3', '--credit', 'episode', '--rounds', '2',
                            '--transaction-cost', '0', '--set', 'beta=0.1', '--brief', '--out', 'here/one_3')
@@ -277,4 +326,8 @@ def test_training_gets_what_the_command_says(command, monkeypatch):
     assert (settings.model, settings.credit, settings.seed, settings.rounds) == ('pocket', 'episode', 3, 2)
     assert settings.weights == RewardWeights(transaction_cost=0.0) and settings.trainer == {'beta': 0.1}
     assert settings.brief and settings.out == Path('here/one_3')
+    assert '100.0% of its decisions could be read' in out
+    got['unreadable'] = 1.0
+    code, out, _ = command('train', '--out', 'here/two_3')
+    assert code == 3 and '0.0% of its decisions could be read' in out
     assert command('train', '--transaction-cost', '-0.1')[0] == 2

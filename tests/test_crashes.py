@@ -17,9 +17,10 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 from crashes import (
-    BUILD_PROGRAM, JUMPS, cached_council, contents, failing_disk, fill_cache, jumping_clock, kill_builds,
-    kill_trainings, kill_work, kill_writers, killed, wrong_times)
+    BUILD_PROGRAM, JUMPS, KEEPERS, cached_council, contents, failing_disk, fill_cache, jumping_clock, kill_builds,
+    kill_keepers, kill_trainings, kill_work, kill_writers, killed, wrong_times)
 from tqdm import tqdm
+from waiting import PATIENCE
 
 from stocker.council.cache import VoteCache, verify_cache
 from stocker.council.council import ask_all, play, rule_council, write_trace
@@ -43,7 +44,8 @@ def rng(): return np.random.default_rng(22)
 
 @needs_fork
 def test_a_killed_child_is_told_from_one_that_has_ended():
-    assert (killed(lambda: time.sleep(60), 0.01), killed(lambda: None, 0.5)) == (True, False)
+    def never(): return False
+    assert (killed(lambda: time.sleep(PATIENCE), 0.01), killed(lambda: None, 0.0, begun=never)) == (True, False)
 
 
 class Careless(VoteCache):
@@ -53,10 +55,10 @@ class Careless(VoteCache):
         vote, path = super().put(*place, model=model), self.path(*place[:3])
         text = path.read_text()
         with open(path, 'w') as file:
-            for part in (text[:60], text[60:]):
-                file.write(part)
-                file.flush()
-                time.sleep(0.004)
+            file.write(text[:60])
+            file.flush()
+            time.sleep(0.004)
+            file.write(text[60:])
         return vote
 
 
@@ -88,10 +90,32 @@ def test_a_killed_sweep_is_completed(traces, tmp_path, rng):
             for total in table['total'][:60]:
                 print(total, file=file, flush=True)
                 time.sleep(0.001)
+    table = sweep(traces[0], seed_grid()) # once: what a kill could damage is the writing
     for write in (write_sweep, in_place):
-        def work(folder, write=write): write(folder, traces[0], sweep(traces[0], seed_grid()))
+        def work(folder, write=write): write(folder, traces[0], table)
         kills, damaged = kill_work(work, KILLS, tmp_path/write.__name__, rng, resumes=False)
         assert kills and damaged == ({'sweep.csv'} if write is in_place else set())
+
+
+@needs_fork
+def test_killed_runs_reports_and_builds_lose_replace_and_halve_nothing(tmp_path, rng):
+    at_work, faults = kill_keepers(KILLS, tmp_path, rng)
+    assert faults == [] and sum(at_work.values()) > KILLS // 2
+
+
+@needs_fork
+def test_runs_that_are_written_in_place_under_one_name_are_found_out(tmp_path, rng):
+    def in_place(path, fill):
+        place, work = path.with_name('task_easy-close'), path.with_name(f'.{os.getpid()}')
+        place.mkdir(parents=True, exist_ok=True)
+        fill(work)
+        for file in sorted(work.iterdir()):
+            (place/file.name).write_bytes(file.read_bytes())
+            time.sleep(0.05)
+        return place
+    with patch('stocker.market.core.keep_folder', in_place):
+        faults = kill_keepers(12, tmp_path, rng, {'runs': KEEPERS['runs']})[1]
+    assert {fault.partition(' is ')[2] for fault in faults} >= {'half', 'lost or replaced'}
 
 
 @needs_fork
@@ -101,7 +125,7 @@ def test_the_lock_of_a_killed_childs_bar_blocks_nobody():
         while True:
             with tqdm.get_lock(): time.sleep(0.001)
     assert all(killed(bars, 0.002) for _ in range(10))
-    assert tqdm.get_lock().acquire(timeout=5) is not False
+    assert tqdm.get_lock().acquire(timeout=PATIENCE) is not False
     tqdm.get_lock().release()
 
 
@@ -145,7 +169,7 @@ def test_processes_that_share_a_cache_leave_what_one_leaves(cache, same, tmp_pat
         warnings.simplefilter('ignore', DeprecationWarning)
         started = [multiprocessing.get_context('fork').Process(**work) for _ in range(2)]
         for process in started: process.start()
-    for process in started: process.join(120)
+    for process in started: process.join(PATIENCE)
     assert [process.exitcode for process in started] == [0, 0]
     assert (contents(tmp_path/'alone') == contents(tmp_path/'shared')) == same
 
@@ -206,9 +230,9 @@ def slow_seat(seconds):
 
 def patience(ask):
     "Whether a seat that answers is always in time, and one that is late never waited for."
-    look, prompt, slow = load_task('task_easy').observations()[0], slow_seat(0.02), slow_seat(0.3)
+    look, prompt, slow = load_task('task_easy').observations()[0], slow_seat(0.02), slow_seat(1.0)
     with jumping_clock():
-        return (all(isinstance(ask({'news': prompt}, look, 60.0)['news'], Vote) for _ in JUMPS),
+        return (all(isinstance(ask({'news': prompt}, look, PATIENCE)['news'], Vote) for _ in JUMPS),
                 not any(isinstance(ask({'news': slow}, look, 0.01)['news'], Vote) for _ in range(5)))
 
 
@@ -221,12 +245,14 @@ def test_the_patience_of_a_council_does_not_depend_on_the_clock():
 
 
 def test_a_server_keeps_a_run_while_the_clock_jumps():
-    server, limits = pytest.importorskip('stocker.serving.server'), pytest.importorskip('stocker.serving.limits')
-    for clock, lost in (({}, False), ({'clock': lambda: time.time()}, True)):
-        with jumping_clock():
-            sessions = server.HttpSessions(limits.Limits(), **clock)
-            sessions.keep(Mock(session=Mock(episode_id='a run')))
-            assert any(sessions.find('a run') is None for _ in JUMPS) == lost
+    from stocker.serving import limits
+    def is_lost(**clock):
+        "Whether a run that is asked for all the time is taken for an idle one."
+        sessions = limits.HttpSessions(limits.Limits(), **clock)
+        sessions.keep(Mock(session=Mock(episode_id='a run')))
+        try: return not all(sessions.find('a run') for _ in JUMPS)
+        except limits.NoRun: return True
+    with jumping_clock(): assert (is_lost(), is_lost(clock=lambda: time.time())) == (False, True)
 
 
 # A build and a training

@@ -1,17 +1,23 @@
 "Prices: what vendors have been seen to hand over, and what must come of it."
 import gzip
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stocker.market.core import DataError, StockerError, sha256_of
+from stocker.market.core import DataError, StockerError, package_path, sha256_of
 from stocker.market.data import (
-    ADJUSTMENT, KNOWN_GAPS, PRICE_COLUMNS, FolderSource, RateLimited, YahooSource, check_prices, drop_unfinished,
-    fetch_all, load_prices, load_table, nyse_sessions, nyse_years, price_problems, read_table, tidy_prices,
-    write_table, yahoo_download, yahoo_symbol)
+    ADJUSTMENT, KNOWN_GAPS, PRICE_COLUMNS, FolderSource, RateLimited, YahooSource, as_day, check_prices,
+    drop_unfinished, fetch_all, load_prices, load_table, nyse_sessions, nyse_years, price_problems, read_price_file,
+    read_table, tidy_prices, write_table, yahoo_download, yahoo_symbol)
+from stocker.market.histories import (
+    Histories, HistoriesSource, folder_histories, packaged_histories, price_files, save_histories)
 
 HEADER = 'date,open,high,low,close,adj_close,volume\n'
 DAYS = ('2024-01-03', '2024-01-04', '2024-01-05')
@@ -152,6 +158,105 @@ def test_a_known_gap_of_gold_is_no_problem_and_another_is():
     assert len(price_problems(prices[:2], 'GC=F', sessions=sessions)) == 1
 
 
+# what does not go with the row before it
+
+@pytest.mark.parametrize(('closes', 'factor'), [
+    ([612.2, 609.6, 6.10, 5.85], '99.93'), ([400, 404, 101, 102], '4'), ([0.021, 0.018, 2.51], '139.4')])
+def test_a_close_beyond_three_times_the_one_before_is_one_finding(closes, factor):
+    [problem] = price_problems(flat(pd.bdate_range('2024-01-02', periods=len(closes)), closes), 'ODD', file='odd.csv')
+    assert str(problem).startswith('odd.csv, ODD, 2024-01-04: close')
+    assert f'all prices before by {factor};' in str(problem)
+    assert "if it is true, write 'ODD 2024-01-04' into a file that STOCKER_MOVES names" in problem.remedy
+
+
+@pytest.mark.parametrize('closes', [[10, 20.8, 10], [10, 29.9, 10], [10, 3.34, 9]])
+def test_large_moves_that_have_happened_are_none(closes): check_prices(flat(DAYS, closes), 'ODD')
+
+
+def test_no_share_on_record_has_moved_so_far():
+    for ticker, table in load_table('prices').groupby('ticker'):
+        moves = table['close'].to_numpy()[1:] / table['close'].to_numpy()[:-1]
+        assert 1 / 2.5 < moves.min() and moves.max() < 2.5, ticker
+
+
+def test_a_true_move_is_confirmed_by_a_line_of_a_file(tmp_path, monkeypatch):
+    prices, path = flat(DAYS, [10, 50, 51]), tmp_path/'moves.txt'
+    monkeypatch.setenv('STOCKER_MOVES', str(path))
+    with pytest.raises(DataError, match='moves.txt: the file that STOCKER_MOVES names cannot be read'):
+        check_prices(prices, 'ODD')
+    for text, sound in (('# none\n', False), ('odd 2024-01-04 # saved\n', True), ('ODD 2024-01-05', False),
+                        ('EVEN 2024-01-04', False)):
+        path.write_text(text)
+        assert (price_problems(prices, 'ODD') == []) is sound
+    for text in ('ODD', 'ODD soon', 'ODD 2024-02-30'):
+        path.write_text(text)
+        with pytest.raises(DataError, match='line 1: .* is not a day; write a ticker and a day'):
+            check_prices(prices, 'ODD')
+
+
+def test_two_units_in_one_row_are_a_finding():
+    prices = price_table(DAYS, [[10, 11, 9, 10, 10, 1], [10, 1011, 9, 10, 10, 1], [10, 11, 9, 10, 10, 1]])
+    [problem] = price_problems(prices, 'ODD')
+    assert str(problem.date.date()) == DAYS[1] and 'high 1011.0 is 112 times low 9.0' in str(problem)
+
+
+@pytest.mark.parametrize(('closes', 'ratio', 'found'), [
+    ([400, 404, 202, 205], 2.0, 1), ([400, 404, 270, 271], 1.5, 1), ([10, 10.1, 101, 99], 0.1, 1),
+    ([200, 202, 202, 205], 2.0, 0), ([200, 202, 141, 150], 2.0, 0), ([400, 404, 101, 102], 4.0, 1)])
+def test_a_split_that_was_not_applied_is_found_by_its_table(closes, ratio, found):
+    prices = flat(pd.bdate_range('2024-01-02', periods=4), closes)
+    problems = price_problems(prices, 'ODD', splits=(('2024-01-04', ratio), ('2030-01-02', 4.0)))
+    assert len(problems) == found
+    if found: assert f'the split of {ratio:g} for 1 was not applied' in str(problems[0])
+
+
+@pytest.mark.parametrize(('ticker', 'volumes', 'found'), [
+    ('ODD', [0, 0, 0], 1), ('ODD', [0, 0, 5], 0), ('GC=F', [0, 0, 0], 0), ('^VIX', [0, 0, 0], 0),
+    ('EURUSD=X', [0, 0, 0], 0)])
+def test_a_share_that_was_never_traded_is_a_finding(ticker, volumes, found):
+    problems = price_problems(flat(DAYS, [10, 10, 10]).assign(volume=np.array(volumes, float)), ticker)
+    assert len(problems) == found
+    if found: assert 'nothing was traded in 3 sessions' in str(problems[0]) and 'choose other days' in str(problems[0])
+
+
+@pytest.mark.parametrize('thing', [None, 5, 10**400, 'prices', [], {}, np.zeros((3, 6))])
+def test_what_is_no_table_is_a_problem_and_no_error(thing):
+    [problem] = price_problems(thing, 'ODD')
+    assert 'came back, not a table' in str(problem)
+
+
+# days and time zones
+
+LATE = new_york('2024-01-05 23:30')
+
+
+@pytest.mark.parametrize('moment', [
+    LATE, LATE.to_pydatetime(), '2024-01-05T23:30-05:00', '2024-01-05', LATE.date(), np.datetime64('2024-01-05T23')])
+def test_the_day_of_a_moment_is_the_one_in_its_own_zone(moment, tmp_path):
+    (tmp_path/'AAPL.csv').write_text(HEADER + GOOD_LINE + GOOD_LINE.replace('01-04', '01-05'))
+    sources = (FolderSource(tmp_path), YahooSource(lambda *_: yahoo_frame()), HistoriesSource(packaged_histories()))
+    for source in sources:
+        assert source.fetch('AAPL', moment, moment).index.tolist() == [pd.Timestamp('2024-01-05')]
+    assert nyse_sessions(moment, moment).index.tolist() == [pd.Timestamp('2024-01-05')]
+    assert as_day(LATE.tz_convert('UTC')) == pd.Timestamp('2024-01-06')
+
+
+NO_DAYS = (None, 20240105, 1.5, float('nan'), 10**400, 10**5000, '', 'soon', '2024-02-30', '9999-12-31', '0001-01-01',
+           b'2024-01-05', [], pd.NaT)
+
+
+@pytest.mark.parametrize('wrong', NO_DAYS, ids=range(len(NO_DAYS)))
+def test_what_is_no_day_is_told(wrong, tmp_path):
+    (tmp_path/'AAPL.csv').write_text(HEADER + GOOD_LINE)
+    asks = [FolderSource(tmp_path).fetch, YahooSource(lambda *_: yahoo_frame()).fetch,
+            HistoriesSource(packaged_histories()).fetch, lambda _, *window: nyse_sessions(*window)]
+    for ask in asks:
+        for window in ((wrong, '2024-01-05'), ('2024-01-02', wrong)):
+            with pytest.raises(StockerError, match='is not a day; write it as 2023-08-01') as caught:
+                ask('AAPL', *window)
+            assert len(str(caught.value)) < 200
+
+
 # sessions
 
 def test_sessions_know_holidays_closings_and_early_closes():
@@ -251,8 +356,8 @@ GOOD_LINE = '2024-01-04,20,21,19,20.5,20.5,7\n'
 
 @pytest.mark.parametrize('packed', [True, False])
 def test_a_folder_is_read(packed, tmp_path):
-    text = (HEADER + '2024-01-03,20,21,0.3,0.30000000000000004,1e-1,7\n' + GOOD_LINE
-            + '2024-01-05,20,21,19,20.5,20.5,7\n').encode()
+    text = (HEADER + '2024-01-03,0.3,0.5,0.3,0.30000000000000004,1e-1,7\n'
+            '2024-01-04,0.3,0.5,0.3,0.4,0.4,7\n2024-01-05,0.4,0.5,0.3,0.5,0.5,7\n').encode()
     (tmp_path/f"GC_F.csv{'.gz' if packed else ''}").write_bytes(gzip.compress(text) if packed else text)
     prices = FolderSource(tmp_path).fetch('GC=F', '2024-01-03', '2024-01-04')
     assert [str(day.date()) for day in prices.index] == ['2024-01-03', '2024-01-04']
@@ -292,7 +397,8 @@ def test_a_damaged_file_is_named(damage, tmp_path):
 
 
 @pytest.mark.parametrize('text', [
-    '', '\n', 'date,open\n', HEADER.replace('adj_close,', ''), HEADER.replace('volume', 'open')])
+    '', '\n', 'date,open\n', HEADER.replace('close,adj_', 'adj_'), HEADER.replace('volume', 'open'),
+    HEADER.replace('volume', 'volume,bid')])
 def test_other_columns_are_refused(text, tmp_path):
     (tmp_path/'AAPL.csv').write_text(text)
     with pytest.raises(DataError, match='AAPL.csv, AAPL: the columns are'):
@@ -314,6 +420,69 @@ def test_a_ticker_cannot_leave_the_folder(ticker, tmp_path):
 @pytest.mark.parametrize('ticker', ['^GSPC', 'GC=F', 'BTC-USD', 'BRK.B'])
 def test_real_tickers_have_a_file_in_the_folder(ticker, tmp_path):
     assert FolderSource(tmp_path).path(ticker).parent == tmp_path
+
+
+@pytest.mark.parametrize(('ticker', 'stem'), [
+    ('PRN', '%50RN'), ('CON', '%43ON'), ('CON.DE', '%43ON.DE'), ('NUL', '%4EUL'), ('COM1', '%43OM1'), ('aux', '%61ux')])
+def test_a_reserved_name_is_escaped_and_read_again(ticker, stem, tmp_path):
+    source = FolderSource(tmp_path)
+    assert source.path(ticker).name == f'{stem}.csv.gz'
+    save_histories(Histories({ticker: flat(DAYS, [10, 11, 12])}), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f'{stem}.csv.gz']
+    assert len(source.fetch(ticker, DAYS[0], DAYS[2])) == 3
+    assert list(price_files(tmp_path)[0]) == [ticker.upper()]
+    (tmp_path/f'{stem}.csv.gz').rename(tmp_path/f'{ticker}.csv.gz') # as it was written before
+    assert len(source.fetch(ticker, DAYS[0], DAYS[2])) == 3 and list(price_files(tmp_path)[0]) == [ticker.upper()]
+
+
+YAHOO_LINES = ('Date,Open,High,Low,Close,Adj Close,Volume\n2024-01-03,184.22,185.88,183.43,184.25,182.36,58414500\n',
+               'Date,Open,High,Low,Close,Adj Close,Volume,Dividends,Stock Splits\n'
+               '2024-01-03 00:00:00-05:00,184.22,185.88,183.43,184.25,182.36,58414500,0.0,0.0\n')
+
+
+@pytest.mark.parametrize('text', YAHOO_LINES)
+def test_files_as_yahoo_writes_them_are_read(text, tmp_path, recwarn):
+    (tmp_path/'AAPL.csv').write_text(text)
+    source = FolderSource(tmp_path)
+    prices = source.fetch('AAPL', '2024-01-03', '2024-01-03')
+    assert prices.to_numpy().tolist() == [[184.22, 185.88, 183.43, 184.25, 182.36, 58414500]]
+    assert source.adjustment == ADJUSTMENT and not recwarn.list
+
+
+def test_a_folder_without_adjusted_closes_is_read_and_said_to_be_unadjusted(tmp_path):
+    (tmp_path/'AAPL.csv').write_text('Date,Open,High,Low,Close,Volume\n2024-01-03,10,11,9,10.5,7\n')
+    source = FolderSource(tmp_path)
+    with pytest.warns(UserWarning, match='AAPL: AAPL.csv has no adjusted closes: its prices are unadjusted'):
+        prices = source.fetch('AAPL', '2024-01-03', '2024-01-03')
+    assert prices['adj_close'].tolist() == [10.5] and 'unadjusted: no adjusted closes in AAPL.csv' in source.adjustment
+    for _ in range(2): # a second time from the copy
+        histories = folder_histories(tmp_path, tmp_path/'cache')
+        assert histories.problems == ('AAPL.csv: no adjusted closes; the prices are read, unadjusted',)
+
+
+def test_the_example_file_is_read_as_it_lies():
+    example = read_price_file(package_path('example', 'AAPL.csv'), 'AAPL')
+    assert len(example) == 5 and not price_problems(example, 'AAPL', sessions=nyse_sessions('2024-01-02', '2024-01-08'))
+
+
+@pytest.mark.parametrize('header', [
+    'Day,Price', 'date;open;high;low;close;volume', 'Date,Open,High,Low,Close,Volume,Close'])
+def test_another_header_is_told_how_to_read(header, tmp_path):
+    (tmp_path/'AAPL.csv').write_text(f'{header}\n')
+    with pytest.raises(DataError, match='name them so in the first line: date,open,high,low,close,volume'):
+        FolderSource(tmp_path).fetch('AAPL', '2024-01-03', '2024-01-03')
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([
+    '2024-01-03', '2024-01-04', '9999-12-31', '0001-01-01', '10', '11', '9', '1e999', '1' * 400, '-1', '0', '', 'nan',
+    '"', '\0', 'null', '1_0', ' ', 'é'])).map(','.join) | st.text(max_size=60), st.booleans())
+def test_any_file_is_read_or_refused_in_one_line(line, yahoo):
+    with tempfile.TemporaryDirectory() as folder:
+        header = YAHOO_LINES[0].split('\n')[0] + '\n' if yahoo else HEADER
+        Path(folder, 'AAPL.csv').write_text(header + line + '\n', encoding='utf-8', errors='replace')
+        try: FolderSource(folder).fetch('AAPL', '1900-01-01', '2100-01-01')
+        except DataError as error: assert '\n' not in str(error).replace(line, '')
 
 
 # Yahoo

@@ -17,8 +17,8 @@ from stocker.market.data import (
     PRICE_COLUMNS, FolderSource, RateLimited, fetch_all, load_prices, read_table, write_table)
 from stocker.market.facts import import_forum
 from stocker.trading.dataset import (
-    FACT_FILES, FIRST_DAYS, TABLES, build_dataset, check_dataset, dataset_files, dataset_symbols, fetch_prices,
-    file_problems, using_data)
+    BUILT, FACT_FILES, FIRST_DAYS, SHIPPED, TABLES, build_dataset, check_dataset, dataset_files, dataset_symbols,
+    fetch_prices, file_problems, files_like, using_data)
 from stocker.market.episodes import TASKS, load_task
 
 DAY = '2023-08-15'
@@ -93,7 +93,7 @@ def copy(tmp_path):
 def reseal(folder):
     "Write a record that agrees with the files as they are now."
     record = json.loads((folder/'manifest.json').read_text())
-    record['files'] = {name: sha256_of(folder/name) for name in dataset_files(folder)}
+    record['files'] = {name: sha256_of(folder/name) for name in files_like(folder, BUILT + SHIPPED)}
     (folder/'manifest.json').write_text(canonical_json(record))
 
 
@@ -126,9 +126,12 @@ def test_the_files_of_a_build_can_be_read_by_everyone(built):
 
 def test_a_build_over_an_older_data_set_replaces_it(market, built, quick, copy):
     write_table(read_table(copy/'news.parquet').iloc[1:], copy/'news.parquet')
-    build_dataset(market, copy, progress=False)
-    found = contents(copy)
-    assert {name: found[name] for name in contents(built)} == contents(built) and check_dataset(copy) == []
+    before = contents(copy)
+    with pytest.raises(StockerError, match='lies there already'): build_dataset(market, copy, progress=False)
+    assert contents(copy) == before
+    build_dataset(market, copy, progress=False, replace=True)
+    found, expected = contents(copy), {name: sha for name, sha in contents(built).items() if name != 'manifest.json'}
+    assert {name: found[name] for name in expected} == expected and check_dataset(copy) == []
 
 
 def test_the_readme_names_every_column_and_checksum(built):
@@ -181,34 +184,37 @@ def fails_without_a_trace(folder, error_type, build):
     (RuntimeError('the line is dead'), StockerError), (DataError('delisted', ticker='INTC'), StockerError),
     (KeyboardInterrupt(), KeyboardInterrupt)])
 def test_a_source_that_fails_in_the_middle_leaves_the_old_data_set(old, fault, error_type):
-    text = fails_without_a_trace(old, error_type, lambda: build_dataset(Memory(INTC=fault), old, progress=False))
+    def work(): build_dataset(Memory(INTC=fault), old, progress=False, replace=True)
+    text = fails_without_a_trace(old, error_type, work)
     assert '\n' not in text and (error_type is KeyboardInterrupt or 'INTC' in text)
 
 
 def test_a_build_that_fails_at_its_charts_leaves_the_old_data_set(old, quick, market, monkeypatch):
     def broken(jobs, progress): raise DataError('no ink', file='chart.png')
     monkeypatch.setattr(dataset, 'write_charts', broken)
-    fails_without_a_trace(old, DataError, lambda: build_dataset(market, old, progress=False))
+    fails_without_a_trace(old, DataError, lambda: build_dataset(market, old, progress=False, replace=True))
 
 
 def test_a_build_that_fails_at_its_facts_leaves_the_old_data_set(old, quick, market, tmp_path):
     facts = shutil.copytree(data_path('facts'), tmp_path/'facts')
     (facts/'macro.csv').write_text('country,when\n')
-    text = fails_without_a_trace(old, StockerError, lambda: build_dataset(market, old, facts, progress=False))
+    def work(): build_dataset(market, old, facts, progress=False, replace=True)
+    text = fails_without_a_trace(old, StockerError, work)
     assert 'macro.csv' in text and '\n' not in text
 
 
 def test_a_folder_without_facts_is_named(old, quick, market, tmp_path):
     (tmp_path/'facts').mkdir()
     text = fails_without_a_trace(old, StockerError,
-                                 lambda: build_dataset(market, old, tmp_path/'facts', progress=False))
+                                 lambda: build_dataset(market, old, tmp_path/'facts', progress=False, replace=True))
     assert 'headlines.csv' in text and '\n' not in text
 
 
 def test_a_window_that_ends_before_the_tasks_is_refused(old):
     text = fails_without_a_trace(
         old, StockerError, lambda: build_dataset(Memory(**{symbol.replace('=', '_'): load_prices(symbol)[:'2022-12-30']
-                                                           for symbol in dataset_symbols()}), old, progress=False))
+                                                           for symbol in dataset_symbols()}), old,
+                                                    replace=True, progress=False))
     assert 'AAPL' in text and '\n' not in text
 
 
@@ -243,7 +249,7 @@ def test_a_source_that_keeps_refusing_is_given_up(old, monkeypatch):
     waits = []
     monkeypatch.setattr(dataset, 'fetch_all', partial(fetch_all, wait=waits.append))
     source = Memory(AAPL=RateLimited('AAPL: Yahoo refuses; wait, then try again'))
-    text = fails_without_a_trace(old, StockerError, lambda: build_dataset(source, old, progress=False))
+    text = fails_without_a_trace(old, StockerError, lambda: build_dataset(source, old, progress=False, replace=True))
     assert 'AAPL' in text and 'try again' in text and len(waits) == 2 and source.asked == ['AAPL'] * 3
 
 

@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +18,7 @@ from stocker.market.data import load_prices, load_table
 from stocker.market.facts import import_forum
 from stocker.market.episodes import (
     BAR_SESSIONS, COMMODITIES, FACT_TABLES, FEATURES, MACRO_DAYS, MARKET, NEWS_DAYS, TASKS, Earnings, Episode, Facts,
-    Timeline, decision_time, facts_of, fundamentals, load_facts, load_task, relations_of, season)
+    Timeline, decision_time, facts_of, fundamentals, load_facts, load_task, relations_of, season, window_rows)
 
 NEW_YORK = ZoneInfo('America/New_York')
 TIMINGS = {'close': (15, 55), 'next_open': (18, 0)} # New York time on a day of usual length
@@ -316,7 +318,8 @@ def test_the_unit_of_the_dates_changes_nothing(unit):
              for symbol, (relation, table) in whole.peers.items()}
     prices = whole.prices.set_axis(whole.prices.index.as_unit(unit))
     task = TASKS['task_easy']
-    episode = Episode.from_prices(prices, 'AAPL', task.start, task.end, facts=whole.facts, peers=peers)
+    episode = Episode.from_prices(prices, 'AAPL', task.start, task.end, facts=whole.facts, peers=peers,
+                                  share_splits=whole.share_splits)
     assert (episode.first, episode.steps, episode.dates) == (whole.first, whole.steps, whole.dates)
     for ours, theirs in zip(episode.observations('next_open'), whole.observations('next_open'), strict=True):
         assert ours == theirs
@@ -350,9 +353,40 @@ def test_a_window_may_begin_and_end_on_a_weekend():
 def test_constant_prices_without_volume_give_finite_features():
     prices = walk()
     prices[['open', 'high', 'low', 'close', 'adj_close']], prices['volume'] = 100.0, 0.0
-    episode = Episode.from_prices(prices, 'FLAT', '2021-03-01', '2021-04-30')
+    with pytest.raises(DataError, match='FLAT, 2020-01-02: nothing was traded in 505 sessions'):
+        Episode.from_prices(prices, 'FLAT', '2021-03-01', '2021-04-30')
+    episode = Episode('flat', 'FLAT', prices, prices.index.get_loc('2021-03-01'), 44)
     assert np.isfinite(episode.features).all()
     assert episode.observations()[0].indicators['rsi_14'] == 50
+
+
+def test_a_window_without_any_trade_is_refused_and_one_trade_is_enough():
+    prices = walk()
+    prices.loc['2021-03-01':'2021-04-30', 'volume'] = 0.0
+    with pytest.raises(DataError, match='XYZ, 2021-03-01: nothing was traded in 44 sessions, up to 2021-04-30'):
+        Episode.from_prices(prices, 'XYZ', '2021-03-01', '2021-04-30')
+    prices.loc['2021-03-10', 'volume'] = 1.0
+    assert Episode.from_prices(prices, 'XYZ', '2021-03-01', '2021-04-30').steps == 44
+
+
+def test_a_split_that_was_not_applied_is_refused_where_the_table_says_so():
+    prices = walk()
+    prices.loc['2021-03-10':, ['open', 'high', 'low', 'close', 'adj_close']] /= 2
+    assert Episode.from_prices(prices, 'XYZ', '2021-03-01', '2021-04-30').steps == 44 # it could be true
+    with pytest.raises(DataError, match='XYZ, 2021-03-10: .* the split of 2 for 1 was not applied'):
+        window_rows(prices, 'XYZ', '2021-03-01', '2021-04-30', (('2021-03-10', 2.0),))
+
+
+def test_a_share_of_another_exchange_is_told_plainly():
+    prices = with_day_of_rest(walk(), '2021-04-02') # Good Friday
+    with pytest.raises(DataError, match='7203.T, 2021-04-02: .* shares are on the calendar of the New York Stock Exch'):
+        Episode.from_prices(prices, '7203.T', '2021-03-01', '2021-04-30')
+
+
+@pytest.mark.parametrize('cash', [10**400, -10**400, float('nan'), float('inf'), None, 'much', True, 0, []])
+def test_starting_cash_that_is_no_amount_is_told(cash):
+    with pytest.raises(StockerError, match='starting_cash = .*it has to be a finite number above zero'):
+        replace(load_task('task_easy'), starting_cash=cash)
 
 
 def with_cell(prices, date, column, value):
@@ -497,3 +531,21 @@ def test_changing_the_table_afterwards_changes_no_episode():
 def test_a_peer_with_a_bad_table_is_refused_by_its_name(change, word):
     with pytest.raises(DataError, match='PEER') as error: playable(peers={'PEER': ('peer', change(walk(seed=1)))})
     assert word in one_line(error)
+
+
+def test_a_share_dearer_than_all_cash_is_said_when_the_episode_is_made():
+    closes = playable().market().fills
+    for cash, when in ((closes.min() / 2, 'every day'), (np.sort(closes)[-3] + 1e-6, f'2 of {len(closes)} days')):
+        with pytest.warns(UserWarning, match=f'^XYZ, .*on {when} one share costs more than all cash.*starting_cash$'):
+            playable(starting_cash=cash)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        playable(starting_cash=closes.max())
+
+
+def test_a_run_in_which_nothing_could_be_bought_says_so_in_its_headline():
+    from stocker.council.council import rule_council
+    from stocker.council.evaluation import compare, headline
+    with pytest.warns(UserWarning, match='every day'): poor = playable(starting_cash=1.0)
+    assert 'all cash buys no share' in headline(compare(poor, rule_council()))
+    assert 'all cash' not in headline(compare(playable(), rule_council()))

@@ -1,9 +1,13 @@
 "Facts: what a file may leave open, and what a user's own export has been seen to hold."
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stocker.market.core import DataError, StockerError
 from stocker.market.data import read_table, write_table
@@ -21,6 +25,16 @@ HEADERS = {
     read_forum: 'ticker,released_at,community,score,title,text,origin',
     read_quarterly_eps: 'ticker,fiscal_quarter,released_at,diluted_eps_gaap'}
 READERS = list(ROWS)
+
+
+POST = {'created_utc': 1690900000, 'subreddit': 'stocks', 'score': 12, 'title': 'Waiting', 'selftext': 'What now?',
+        'id': 'x'}
+
+
+def export(tmp_path, *posts):
+    path = tmp_path/'export.jsonl'
+    path.write_text('\n'.join(post if isinstance(post, str) else json.dumps(post) for post in posts), encoding='utf-8')
+    return path
 
 
 @pytest.fixture
@@ -98,6 +112,35 @@ def test_unknown_and_missing_columns_are_refused(reader, read):
         with pytest.raises(DataError, match='facts.csv: the columns are'): read(reader, ROWS[reader], header=header)
 
 
+@pytest.mark.parametrize(('reader', 'old', 'new'), [
+    (read_quarterly_eps, '-0.16', '1' * 400), (read_quarterly_eps, '2022Q4', '0000Q1'),
+    (read_forum, '-3', '9' * 400),
+    (read_headlines, '2023-08-03T16:30-04:00', '0001-01-01T00:00+14:00'),
+    (read_headlines, '2023-08-03T16:30-04:00', '9999-12-31T23:59-14:00'),
+    (read_headlines, 'AAPL', 'A' * 120_000 + '!')])
+def test_an_absurd_field_is_told_at_once_and_in_one_line(reader, old, new, read):
+    with pytest.raises(DataError, match='line [23]: .*correct the line') as caught:
+        read(reader, ROWS[reader].replace(old, new))
+    assert len(str(caught.value)) < 400
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([10**400, -1]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2), max_leaves=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(list(POST)), JUNK))
+def test_any_export_is_imported_or_refused(changes):
+    with tempfile.TemporaryDirectory() as folder:
+        path = export(Path(folder), POST | changes)
+        try: posts = import_forum(path, 'AAPL')
+        except DataError as error: assert 'line 1: ' in str(error)
+        else:
+            posts.assign(released_at=posts['released_text']).drop(columns='released_text').to_csv(path, index=False)
+            pd.testing.assert_frame_equal(read_forum(path), posts)
+
+
 def test_an_empty_forum_body_is_allowed(read):
     assert read(read_forum, 'AAPL,2023-08-01T10:26:40-04:00,market_talk,1,Title,,composed')['text'].tolist() == ['']
 
@@ -159,16 +202,6 @@ def test_a_quarter_given_twice_is_refused(read):
 
 # a user's own export
 
-POST = {'created_utc': 1690900000, 'subreddit': 'stocks', 'score': 12, 'title': 'Waiting', 'selftext': 'What now?',
-        'id': 'x'}
-
-
-def export(tmp_path, *posts):
-    path = tmp_path/'export.jsonl'
-    path.write_text('\n'.join(post if isinstance(post, str) else json.dumps(post) for post in posts), encoding='utf-8')
-    return path
-
-
 def test_an_export_becomes_a_forum_table(tmp_path, read):
     posts = import_forum(export(tmp_path, POST, '', POST | {'created_utc': 1690800000.5}), 'AAPL')
     assert list(posts) == list(read(read_forum, ROWS[read_forum]))
@@ -204,7 +237,8 @@ def test_missing_body_and_score_are_allowed(tmp_path):
     (POST | {'created_utc': [1]}, ''), (POST | {'score': 'many'}, "score is 'many', not a whole number"),
     (POST | {'score': True}, 'not a whole number'), (POST | {'score': 10**30}, 'not a whole number'),
     (POST | {'title': ' '}, 'title is missing'), (POST | {'subreddit': None}, 'subreddit is missing'),
-    (POST | {'selftext': 5}, '')])
+    (POST | {'selftext': 5}, ''), (POST | {'created_utc': 10**400}, 'too large'), (POST | {'score': 10**400}, 'score'),
+    (json.dumps(POST).replace('12', '9' * 5000), 'digits')])
 def test_a_line_that_is_no_post_is_named(line, message, tmp_path):
     with pytest.raises(DataError) as caught: import_forum(export(tmp_path, POST, '', line), 'AAPL')
     assert 'export.jsonl, AAPL: line 3: ' in str(caught.value) and message in str(caught.value)

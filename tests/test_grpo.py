@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
+from waiting import patiently
 from stocker.council.council import collect_votes, vote_mean
 from stocker.council.specialists import RULE_ANALYSTS
 from stocker.llm.prompts import LanguageSpecialist
-from stocker.market.core import StockerError
+from stocker.market.core import DataError, StockerError
 from stocker.market.data import load_prices
 from stocker.market.episodes import Episode
 
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from trl import SFTTrainer
 
 from stocker.llm.models import load_adapter
-from stocker.training.adapters import ADAPTER, brief_answer, brief_messages
+from stocker.training.adapters import ADAPTER, brief_answer, brief_messages, load_weights, trained_moderator
 from stocker.trading.engine import Start
 from stocker.training.credit import CreditReward
 from stocker.training.grpo import (
@@ -195,7 +196,7 @@ def test_a_model_without_a_system_turn_is_trained_and_asked_with_all_that_was_sa
     student.tokenizer.chat_template = student.tokenizer.tokenizer.chat_template = template + (
         "{% for turn in messages %}{% if turn.role != 'system' %}{{ '<|turn>' + turn.role + '\n' + turn.content }}"
         "{{ '<turn|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}")
-    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', 'episode', prompts=1, rank=2, trainer={
+    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', 'episode', prompts=2, rank=2, trainer={
         'per_device_train_batch_size': 2, 'num_generations': 2, 'report_to': []}))
     rows, shown = questions.ask(episodes.beginnings), demonstration_rows(episodes, 2, student)
     for turns in (rows[0]['prompt'], shown[0]['prompt']):
@@ -239,7 +240,7 @@ def test_the_adapter_of_a_packed_model_stays_in_32_bits(gemma_votes, tmp_path, m
         one = train_quietly(
             voted[:1], voted[1:], tmp_path/'run', student, model='tiny', prompts=2, rounds=rounds, rank=2,
             demonstrations=4, policy_episodes=1, resume=rounds == 2,
-            trainer={'per_device_train_batch_size': 8, 'num_generations': 4, **QUIET})
+            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, **QUIET})
         look('after the run', one.model)
         assert one.record['steps'] == rounds
     assert [moment for moment, *_ in seen] == ['before', 'after the demonstrations', 'after the run', 'after the run']
@@ -352,10 +353,10 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path, world):
                                env={**os.environ, 'HF_HUB_OFFLINE': '1'}, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 300
-        while last_checkpoint(tmp_path/'checkpoints') is None:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+        def kept():
+            assert process.poll() is None
+            return last_checkpoint(tmp_path/'checkpoints')
+        patiently(kept, what='a checkpoint is written', pause=0.1)
     finally:
         process.kill()
         process.wait()
@@ -364,9 +365,57 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path, world):
     assert again.record['steps'] == begun + 1 and isinstance(again, Trained)
 
 
+TWO = '''
+import json, os, sys, warnings; warnings.simplefilter('ignore')
+import torch; torch.set_num_threads(1)
+from stocker.studies.worlds import planted_world
+from stocker.training.grpo import Questions, TrainingSettings, train
+from stocker.training.questions import Splits
+rows, fill = [], Questions.fill
+Questions.fill = lambda self, *given: (fill(self, *given), rows.append(self.rows))
+world = planted_world(1, episodes=6, steps=20).episodes
+trainer = {'per_device_train_batch_size': 4, 'num_generations': 8, 'ddp_backend': 'gloo', **json.loads(sys.argv[2])}
+one = train(Splits(world[:4], world[4:], {}), TrainingSettings(
+    sys.argv[1] + '/run', seed=1, rounds=1, prompts=2, policy_episodes=1, demonstrations=8, trainer=trainer))
+with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", 'w') as file:
+    json.dump([one.record['steps'], one.record['answers_a_step'], one.record['scores'], rows], file)
+'''
+
+
+def test_two_processes_share_the_groups_of_a_run(tmp_path):
+    "Eight answers to a question, four by each of two processes, after demonstrations: as on two cards."
+    done = subprocess.run(
+        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', '--no_python',
+         sys.executable, '-c', TWO, str(tmp_path), json.dumps(QUIET)],
+        env={**os.environ, 'HF_HUB_OFFLINE': '1'}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, other = (json.loads((tmp_path/f'{rank}.json').read_text()) for rank in (0, 1))
+    assert one == other and one[:2] == [2, 8]
+    assert {path.name for path in (tmp_path/'run').iterdir()} == {'checkpoints', ADAPTER, WARM_START, 'run.json'}
+
+
 def test_the_file_for_two_cards_can_be_read():
     from pathlib import Path
 
     from accelerate.commands.config.config_args import load_config_from_file
     config = load_config_from_file(str(Path(__file__).parents[1]/'training'/'accelerate_two_cards.yaml'))
     assert (config.num_processes, config.distributed_type.value, config.mixed_precision) == (2, 'MULTI_GPU', 'no')
+
+
+# What a run leaves is not replaced, and not loaded with a turned bit.
+
+def test_a_second_run_in_the_same_folder_is_refused_and_a_turned_bit_in_an_adapter_named(world, tmp_path, monkeypatch):
+    trained = train_quietly(world[:4], world[4:], tmp_path/'run', rounds=1)
+    before = {path: path.read_bytes() for path in (tmp_path/'run').rglob('*') if path.is_file()}
+    with monkeypatch.context() as patch, pytest.raises(StockerError, match='a run lies there already'):
+        patch.setattr('stocker.training.grpo.load_student', lambda *_: pytest.fail('a model was loaded'))
+        train_quietly(world[:4], world[4:], tmp_path/'run', rounds=1)
+    assert {path: path.read_bytes() for path in (tmp_path/'run').rglob('*') if path.is_file()} == before
+    weights = trained.folder/ADAPTER/'adapter_model.safetensors'
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 4
+    weights.write_bytes(content)
+    for use in (trained_moderator, partial(load_weights, trained.model)):
+        with pytest.raises(DataError, match='adapter_model.safetensors: the checksum'): use(trained.folder/ADAPTER)
+    (trained.folder/ADAPTER/'manifest.json').unlink() # as adapters of older versions
+    assert trained_moderator(trained.folder/ADAPTER)

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import stocker.market.histories as histories_module
-from stocker.market.core import DataError, StockerError, Timing, data_path
+from stocker.market.core import DataError, StockerError, canonical_json, Timing, data_path
 from stocker.market.data import FolderSource, RateLimited, YahooSource, load_prices
 from stocker.market.episodes import SECTORS, Episode, load_task, peers_of, relations_of
 from stocker.market.histories import (
-    INDEX_COLUMNS, PERIODS, SPLITS, Histories, corpus_episode, corpus_index, episode_from_source, exchange_days,
-    folder_histories, load_corpus, missing_sessions, price_files, read_episode_name, read_universe, regimes,
-    save_histories, source_histories)
+    INDEX_COLUMNS, PERIODS, SPLITS, Histories, HistoriesSource, corpus_episode, corpus_index, episode_from_source,
+    exchange_days, folder_histories, load_corpus, missing_sessions, packaged_histories, price_files,
+    read_episode_name, read_universe, regimes, save_histories, source_histories)
 from stocker.trading.env import StockerEnv
 
 DAYS = exchange_days(data_path('calendar.parquet'))
@@ -168,7 +170,7 @@ def test_two_sessions_and_constant_prices_have_a_regime():
 
 def test_no_observation_tells_the_regime_or_the_split():
     episode = load_corpus('test')[0]
-    text = repr(episode.observations()[0])
+    text = canonical_json(episode.observations()[0])
     for word in ('regime', 'rising', 'falling calm', 'volatile', 'split', 'test'): assert word not in text
 
 
@@ -444,3 +446,67 @@ def test_a_source_that_refuses_is_asked_again_and_then_told():
     with pytest.raises(DataError, match='too many questions'):
         episode_from_source('NVDA', '2024-03-01', '2024-04-30', busy, [], [], waits.append)
     assert busy.asked == 6 and waits == [10.0, 20.0] * 2  # the share and the market
+
+
+# ---------------------------------------------------------------- data that cannot be true
+
+@pytest.mark.filterwarnings('ignore:.*goes without')
+def test_a_window_before_the_data_names_the_day_that_was_asked_for():
+    source = HistoriesSource(packaged_histories())
+    with pytest.raises(DataError) as caught: episode_from_source('AAPL', '2014-01-01', '2014-03-01', source)
+    assert str(caught.value).startswith('AAPL, 2014-01-01: no prices for a window from 2014-01-01 to 2014-03-01')
+    assert 'choose days from 2015-01-02 to 2026-04-30' in str(caught.value) and '2009' not in str(caught.value.date)
+    with pytest.raises(DataError, match='AAPL, 2015-12-01: only 230 sessions .*start on 2016-01-04 or later'):
+        episode_from_source('AAPL', '2015-12-01', '2016-02-29', source)
+
+
+def test_windows_without_a_trade_are_left_out_and_told(folder):
+    table = load_prices('META')
+    table.loc['2019-01-02':'2019-12-31', 'volume'] = 0.0
+    write_csv(folder, 'META', table)
+    histories = folder_histories(folder, folder/'cache')
+    assert any('META, 2019-01-02: nothing was traded in 252 sessions' in problem for problem in histories.problems)
+    index, whole = (corpus_index(chosen).query('ticker == "META"') for chosen in (histories, packaged_histories()))
+    lost = whole[~whole['name'].isin(index['name'])]
+    assert len(lost) == 5 and lost['first'].min() >= '2019-01-02' and lost['last'].max() <= '2019-12-31'
+
+
+def test_a_folder_with_a_jump_leaves_that_file_out_until_it_is_confirmed(folder, tmp_path_factory, monkeypatch):
+    table = load_prices('META')
+    table.loc['2019-05-01':, ['open', 'high', 'low', 'close', 'adj_close']] /= 100
+    write_csv(folder, 'META', table)
+    moves = tmp_path_factory.mktemp('moves')/'moves.txt'
+    moves.write_text('META 2019-05-01')
+    for confirmed in (False, True, False): # the copy that the second reading keeps is no way round
+        monkeypatch.setenv('STOCKER_MOVES', str(moves)) if confirmed else monkeypatch.delenv('STOCKER_MOVES', False)
+        histories = folder_histories(folder, folder/'cache')
+        assert ('META' in histories.tables) is confirmed and bool(histories.problems) is not confirmed
+    assert 'META, 2019-05-01: close' in histories.problems[0]
+
+
+def test_sessions_of_another_exchange_are_told_plainly():
+    days = pd.DatetimeIndex(DAYS[DAYS >= np.datetime64('2024-01-02')][:60])
+    table = load_prices('AMD').loc[days]
+    holiday = table.iloc[[10]].set_axis([pd.Timestamp('2024-01-15')])
+    note = missing_sessions(pd.concat([table, holiday]).sort_index(), '7203.T')
+    assert '2024-01-15' in note and note.endswith('(shares are on the calendar of the New York Stock Exchange)')
+
+
+@pytest.mark.parametrize('number', [10**400, -10**400, 0, 2.5, float('nan'), float('inf'), '42', None, 10**6])
+def test_a_length_or_stride_that_is_none_is_told(number):
+    for options in ({'length': number}, {'stride': number}):
+        with pytest.raises(StockerError, match='length and stride of windows: use at least 2 and 1'):
+            load_corpus('test', **options)
+
+
+@pytest.mark.parametrize('thing', [None, 5, 10**400, 0.5, [], b'NVDA:2024-03-01:2024-04-30'])
+def test_a_name_of_another_type_is_none(thing):
+    with pytest.raises(StockerError, match='is no episode'): read_episode_name(thing)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from('NVDA:2024-30-1T/.=\u2028\ud800'), max_size=30) | st.text(max_size=20))
+def test_any_name_is_read_or_refused(text):
+    try: name = read_episode_name(text)
+    except StockerError as error: assert str(error)
+    else: assert name.start < name.end

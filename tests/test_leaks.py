@@ -26,7 +26,7 @@ def test_every_part_that_is_compared_can_differ():
     episode = load_task('task_easy')
     sights = [everything_seen(episode, step, timing) for timing, step in ((Timing.CLOSE, 2), (Timing.NEXT_OPEN, 30))]
     same = [name for name in sights[0] if name in sights[1] and sights[0][name] == sights[1][name]]
-    assert same == ['ticker']
+    assert same == ['ticker', 'split_adjusted']
 
 
 @pytest.mark.parametrize('name', list(INVENTED))

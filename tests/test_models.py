@@ -458,3 +458,70 @@ def test_a_damaged_note_of_origin_names_its_file(tmp_path):
     (tmp_path/models.ORIGIN_FILE).write_text('{"mod')
     with pytest.raises(StockerError, match=f'{models.ORIGIN_FILE}: this file is damaged'):
         models.model_name(tmp_path, None)
+
+
+# half precision
+
+@pytest.fixture
+def loud_folder(tmp_path, monkeypatch):
+    "A Gemma whose feed-forward layers overflow in float16."
+    network, processor = tiny_gemma(wide=True, loudness=10_000.0)
+    network.save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda name, **options: processor)
+    return tmp_path
+
+
+def as_on_a_card_without_bfloat16(monkeypatch):
+    "What is loaded there, on this machine: packed, tables in float16, computed in float32."
+    pytest.importorskip('bitsandbytes')
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: including_emulation)
+    settings = models.loading_settings()
+    monkeypatch.undo()
+    return {**settings, 'device_map': {'': 'cpu'}}
+
+
+def test_a_loud_model_is_answered_by_where_float16_overflows(loud_folder, monkeypatch):
+    processor = transformers.AutoProcessor.from_pretrained(loud_folder)
+    settings = as_on_a_card_without_bfloat16(monkeypatch)
+    assert (settings['dtype'], settings['quantization_config'].bnb_4bit_compute_dtype) == (torch.float16, torch.float32)
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda name, **options: processor)
+    monkeypatch.setattr(models, 'loading_settings', lambda *_: settings)
+    small = models.load_client(loud_folder, max_new_tokens=12)
+    assert small.settings['weights'] == 'nf4 float16 in float32'
+    tables = [part.weight for part in small.network.modules() if isinstance(part, torch.nn.Embedding)]
+    assert len(tables) > 1 and {table.dtype for table in tables} == {torch.float16}
+    monkeypatch.undo()
+    monkeypatch.setattr(transformers.AutoProcessor, 'from_pretrained', lambda name, **options: processor)
+    wide = models.load_client(loud_folder, four_bit=True, max_new_tokens=12)
+    assert wide.settings['weights'] == 'nf4 float32'
+    inputs = models.encode(wide, [models.render(processor, QUESTIONS[2])])
+    with torch.no_grad(): one, other = (client.network(**inputs).logits for client in (small, wide))
+    alike = torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0)
+    assert one.dtype == torch.float32 and float(alike) > 0.98 # packed from tables of 16 and of 32 bits
+    assert all(reply.completion_tokens for reply in small.answer_all(QUESTIONS))
+
+
+def test_asked_to_compute_in_float16_a_loud_model_is_stopped(loud_folder):
+    for four_bit in (False, True):
+        loud = models.load_client(loud_folder, four_bit=four_bit, dtype=torch.float16, max_new_tokens=12)
+        with pytest.raises(StockerError, match='bfloat16 or float32'): loud.answer(ask('Vote.'))
+
+
+def test_scores_that_are_infinite_above_stop_a_run_and_ruled_out_tokens_do_not():
+    scores = torch.tensor([[0.0, -float('inf')]])
+    assert models.refuse_overflow(None, scores) is scores
+    for wrong in (float('inf'), float('nan')):
+        with pytest.raises(StockerError, match='not numbers'):
+            models.refuse_overflow(None, torch.tensor([[0.0, wrong]]))
+
+
+@pytest.mark.parametrize(('bfloat16', 'kind'), [(True, torch.bfloat16), (False, torch.float32)])
+def test_no_card_computes_in_float16_unless_told_so(monkeypatch, bfloat16, kind):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: (
+        including_emulation or bfloat16))
+    packed, whole = models.loading_settings(), models.loading_settings(four_bit=False)
+    assert packed['quantization_config'].bnb_4bit_compute_dtype == whole['dtype'] == kind
+    assert packed['dtype'] == (kind if bfloat16 else torch.float16)
+    assert models.loading_settings(dtype=torch.float16)['quantization_config'].bnb_4bit_compute_dtype == torch.float16

@@ -20,8 +20,8 @@ from stocker.llm.answers import TRADE_SCHEMA, VOTE_SCHEMA, Unreadable, bracketed
 from stocker.council.cache import vote_digest
 from stocker.market.charts import chart_png
 from stocker.market.core import (
-    ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, PeerMove, Portfolio, Season, StockerError,
-    TradeAction, Vote, canonical_json, digest)
+    ROLES, Abstention, Bar, Failure, ForumPost, Fundamentals, Headline, MacroEvent, PeerMove, Portfolio, Season,
+    StockerError, TradeAction, Vote, canonical_json, digest)
 from stocker.council.council import Council, ask_all
 from stocker.market.episodes import TASKS, load_task
 from stocker.llm.client import Reply, ScriptedClient
@@ -577,7 +577,7 @@ def test_a_council_of_models_decides_and_one_that_fails_abstains():
     council = Council(language_specialists(client), LanguageModerator(client), 'scripted')
     decision = council.decide(today(), PORTFOLIO)
     assert list(decision.votes) == list(ROLES) and decision.action == TradeAction(side='sell', quantity=3)
-    assert decision.votes['forum_sentiment'] == Abstention(reason='OSError: the line is dead')
+    assert decision.votes['forum_sentiment'] == Failure(reason='OSError: the line is dead')
     assert sum(isinstance(vote, Vote) for vote in decision.votes.values()) == 6
     assert decision.said == GOOD_TRADE
 

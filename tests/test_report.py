@@ -11,10 +11,10 @@ from browser import browser
 from stocker.council.council import Council, play, rule_council, vote_mean, write_trace
 from stocker.council.evaluation import compare
 from stocker.council.specialists import RULE_ANALYSTS
-from stocker.market.core import Abstention, Vote, canonical_json
+from stocker.market.core import Abstention, Vote, canonical_json, digest
 from stocker.market.episodes import load_task, moment
 from stocker.pages.inspection import changed_votes, inspect, read_run
-from stocker.pages.report import comparison_html, inspector_html, report_html, write_report
+from stocker.pages.report import comparison_html, inspector_html, other_reports, report_html, write_report
 from stocker.pages.svg import safe
 from stocker.trading.env import StockerEnv
 
@@ -172,6 +172,20 @@ def test_the_report_has_the_numbers_of_the_summary(tmp_path):
     assert page == report_html(read_run(tmp_path)) # nothing in it changes from one writing to the next
 
 
+def test_a_report_knows_its_trace_and_is_never_replaced(tmp_path):
+    runs = [play(StockerEnv('task_easy'), rule_council(name)) for name in ('vote_mean', 'vote_mean_all_in')]
+    write_trace(runs[0], tmp_path/'trace.jsonl')
+    first = write_report(tmp_path)
+    page = first.read_bytes()
+    assert digest(runs[0]).encode() in page and other_reports(tmp_path) == [] and write_report(tmp_path) == first
+    write_trace(runs[1], tmp_path/'trace.jsonl')
+    assert other_reports(tmp_path) == [first]
+    second = write_report(tmp_path)
+    assert (first.read_bytes(), second.name) == (page, 'report-2.html') and other_reports(tmp_path) == [first]
+    write_trace(runs[0], tmp_path/'trace.jsonl')
+    assert other_reports(tmp_path) == [second] and write_report(tmp_path) == first
+
+
 def test_names_of_runs_are_escaped(easy):
     other = inspect(play(StockerEnv('task_easy'), rule_council('vote_mean_all_in')))
     page = comparison_html(easy, other, ('<before>', 'after'))
@@ -225,7 +239,7 @@ def test_the_report_in_a_browser(tmp_path, easy, long):
         assert int(page.run(STEP)) in easy.jumps['trade']
         page.run('document.querySelector("input[type=range]").value = 0, document.querySelector("input").oninput()')
         page.run('document.querySelector("[data-play]").click()')
-        page.until(f'{STEP} === "2"', 10)
+        page.until(f'{STEP} === "2"')
         page.run('document.querySelector("[data-play]").click()')
         visible = page.run('[...document.querySelectorAll("li")].filter(li => li.checkVisibility()).length')
         look = easy.observations[int(page.run(STEP))]

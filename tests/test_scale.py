@@ -7,6 +7,7 @@ import time
 
 import pandas as pd
 import pytest
+from waiting import PATIENCE, patiently
 from stocker.market.core import StockerError
 from stocker.market.histories import load_corpus
 from stocker.council.council import rule_council
@@ -28,12 +29,13 @@ def naming(): return names
 class Noting:
     "Makes a worker that notes each part in a file and takes its time."
 
-    def __init__(self, log, pause=0.0): self.log, self.pause = str(log), pause
+    def __init__(self, log, pause=0.0, hang_at=None): self.log, self.pause, self.hang_at = str(log), pause, hang_at
 
     def __call__(self):
         def worker(rows):
             with open(self.log, 'a') as file: file.write(''.join(f"{row['name']}\n" for row in rows))
-            time.sleep(self.pause)
+            with open(self.log) as file: worked_on = len(file.read().split())
+            time.sleep(PATIENCE if worked_on == self.hang_at else self.pause)
             return names(rows)
         return worker
 
@@ -93,7 +95,7 @@ if __name__ == '__main__':
     try: run_parts(mine, parts, {str(tmp_path)!r}, 2, progress=False)
     except stocker.market.core.StockerError as error: print(error)
 '''
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE)
     assert 'put it into a module' in done.stdout, done.stderr
 
 
@@ -126,15 +128,16 @@ from test_scale import Noting
 from stocker.market.histories import load_corpus
 from stocker.scale import cut, run_parts
 parts = cut(load_corpus('validation').index.iloc[:12], 1, 'q')
-run_parts(Noting({str(log)!r}, pause=0.05), parts, {str(tmp_path/'out')!r}, progress=False)'''
+run_parts(Noting({str(log)!r}, hang_at=4), parts, {str(tmp_path/'out')!r}, progress=False)'''
     driver = subprocess.Popen([sys.executable, '-c', code])
-    while not (log.exists() and len(log.read_text().split()) >= 4):
+    def at_work():
         assert driver.poll() is None, 'it ended before it could be killed'
-        time.sleep(0.01)
+        return log.exists() and len(log.read_text().split()) >= 4
+    patiently(at_work, what='the fourth part is being worked on')
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     finished = [part for part in parts if (tmp_path/'out'/f'{part.name}.parquet').is_file()]
-    assert 3 <= len(finished) < 12
+    assert finished == parts[:3]
     log.unlink()
     table = run_parts(Noting(log), parts, tmp_path/'out', progress=False)
     assert len(table) == 12 and len(log.read_text().split()) == 12 - len(finished)
@@ -162,9 +165,13 @@ parts = cut(load_corpus('validation').index.iloc[:4], 1, 'q')
 make = Noting({str(tmp_path/'log.txt')!r}, pause=0.5)
 print(run_parts(make, parts[:2], {str(tmp_path/'out')!r}, workers=2, ray=True, progress=False)['name'].tolist())
 print(run_parts(make, parts, {str(tmp_path/'out')!r}, workers=2, ray=True, progress=False)['name'].tolist())'''
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=280,
-                          cwd=tmp_path, env={**os.environ, 'RAY_raylet_start_wait_time_s': '120',
-                                             'PYTHONPATH': os.pathsep.join([HERE, *sys.path])})
+    def ran():
+        "What came of it; nothing where Ray gave up its start after the half minute that it waits for itself."
+        paths = os.pathsep.join([HERE, *sys.path])
+        done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=PATIENCE,
+                              cwd=tmp_path, env={**os.environ, 'PYTHONPATH': paths})
+        return None if 'timed out during startup' in done.stderr else done
+    done = patiently(ran, what='Ray starts')
     lines = [line for line in done.stdout.splitlines() if line.startswith('[')]
     assert lines == [str(index['name'].tolist()[:2]), str(index['name'].tolist())], done.stderr
     asked = (tmp_path/'log.txt').read_text().split()

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import runpy
+import select
 import shlex
 import shutil
 import signal
@@ -29,6 +30,7 @@ pytest.importorskip('openenv')
 import httpx
 import jsonschema
 import yaml
+from waiting import PATIENCE, patiently
 from hypothesis import HealthCheck, given, settings
 from openenv.cli.__main__ import app as openenv_command
 from packaging.requirements import Requirement
@@ -37,6 +39,7 @@ from typer.testing import CliRunner
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from stocker.serving import limits as limits_module
 from stocker.serving import server as server_module
 from stocker.serving import trials
 from stocker.cli import app as stocker_command
@@ -46,7 +49,7 @@ from stocker.trading.env import StockerEnv
 from stocker.market.episodes import TASKS, Episode, load_task
 from stocker.llm.prompts import decision_in
 from stocker.trading.reward import RewardWeights
-from stocker.serving.limits import Limits
+from stocker.serving.limits import Limits, message_fault
 from stocker.serving.server import (
     SERVED_SPLITS, Session, StockerEnvironment, create_app, http_answer, served, served_rows)
 from stocker.serving.trials import (
@@ -54,6 +57,7 @@ from stocker.serving.trials import (
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPACE = ROOT/'space'
+COMMAND = 'from stocker.cli import main; main()'
 SECRET = 'sk-do-not-tell-anyone'
 SECRETS = {name: f'{SECRET}-{name}' for name in (
     'OPENAI_API_KEY', 'HF_TOKEN', 'AWS_SECRET_ACCESS_KEY', 'SPACE_ID', 'SPACE_HOST', 'MODEL_NAME', 'STOCKER_PLANTED')}
@@ -73,25 +77,19 @@ def environment():
 @pytest.fixture(scope='module')
 def command():
     "A server as the command line runs it, started while the other tests go on."
-    with socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]
-    code = 'from stocker.cli import main; main()'
-    arguments = ['serve', '--port', str(port), '--max-sessions', '70']
-    process = subprocess.Popen([sys.executable, '-c', code, *arguments], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    yield process, port
+    process = subprocess.Popen([sys.executable, '-c', COMMAND, 'serve', '--port', '0', '--max-sessions', '70'],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = []
+    yield process, said
     if process.poll() is None: process.kill()
     process.communicate()
 
 
 def wait_for(command):
-    "Where the server of the command line listens, once it does."
-    process, port = command
-    for _ in range(600):
-        try: socket.create_connection(('127.0.0.1', port)).close()
-        except OSError: time.sleep(0.1)
-        else: return f'http://127.0.0.1:{port}'
-        assert process.poll() is None
-    raise AssertionError('the server did not start')
+    "Where the server of the command line says that it listens."
+    process, said = command
+    if not said: said.append(process.stdout.readline())
+    return re.match(r'Stocker at (http://127\.0\.0\.1:[1-9]\d*): OpenEnv at /ws', said[0])[1]
 
 
 @pytest.fixture(scope='module')
@@ -106,16 +104,20 @@ def client(url):
 
 @pytest.fixture
 def web(url):
-    with httpx.Client(base_url=url, trust_env=False) as one: yield one
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as one: yield one
 
 
-def open_socket(url, **options): return connect(url.replace('http', 'ws') + '/ws', proxy=None, **options)
+def local(app): return TestClient(app, base_url='http://localhost')
+
+
+def open_socket(url, **options):
+    return connect(url.replace('http', 'ws') + '/ws', proxy=None, open_timeout=PATIENCE, **options)
 
 
 def ask(socket, message):
     "One message, one answer, read as strict JSON."
     socket.send(message if isinstance(message, (str, bytes)) else json.dumps(message))
-    return strict(socket.recv(timeout=20))
+    return strict(socket.recv(timeout=PATIENCE))
 
 
 def strict(text):
@@ -153,7 +155,7 @@ def test_the_wire_changes_nothing(client, timing):
 def flat_episode(name='flat', value=50.0):
     "A share that never moves, without any facts: hardly anything can be computed of it."
     prices = load_task('task_easy').prices.iloc[:320].copy()
-    prices.iloc[:, :4], prices['volume'] = value, 0.0
+    prices.iloc[:, :4], prices['volume'] = value, 1.0
     days = prices.index.strftime('%Y-%m-%d')
     return Episode.from_prices(prices, 'FLAT', days[260], days[300], name=name)
 
@@ -169,7 +171,7 @@ def test_numbers_that_do_not_exist_are_null():
 
 
 def test_the_first_day_of_an_empty_record_over_the_wire():
-    with TestClient(create_app(episodes=[flat_episode()])).websocket_connect('/ws') as socket:
+    with local(create_app(episodes=[flat_episode()])).websocket_connect('ws://localhost/ws') as socket:
         socket.send_json({'type': 'reset', 'data': {'task': 'flat', 'bars': 260}})
         told = strict(socket.receive_text())['data']
     seen = told['observation']
@@ -246,12 +248,10 @@ def test_neighbours_and_a_client_that_disappears():
         with open_socket(url) as third: assert strict(third.recv())['data']['code'] == 'CAPACITY_REACHED'
         yours.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\x01\0\0\0\0\0\0\0')
         yours.socket.close()  # a reset of the connection, without a goodbye
-        for _ in range(50):
-            with open_socket(url) as third:
-                answer = ask(third, RESET)
-                if answer['type'] == 'observation': break
-            time.sleep(0.05)
-        assert answer['data']['observation']['step'] == 0
+
+        def begins():
+            with open_socket(url) as third: return (ask(third, RESET)['data'].get('observation') or {}).get('step') == 0
+        patiently(begins, what='the place of a client that disappeared is free')
         assert ask(mine, HOLD)['data']['observation']['shares'] == 5
 
 
@@ -274,11 +274,11 @@ def test_nothing_is_left_of_clients_that_are_gone(monkeypatch):
         before, made = threading.active_count(), weakref.WeakSet()
         monkeypatch.setattr(StockerEnvironment, 'close', lambda environment: made.add(environment))
         for _ in range(3): play_load(url, short_talk, clients=8)
-        for _ in range(100):
+
+        def nothing_left():
             gc.collect()
-            if not made and threading.active_count() <= before + 8: break
-            time.sleep(0.05)
-        assert list(made) == [] and threading.active_count() <= before + 8
+            return not made and threading.active_count() <= before + 8
+        patiently(nothing_left, what='environments and threads of clients that are gone', pause=0.05)
 
 
 # Faulty messages
@@ -286,6 +286,8 @@ def test_nothing_is_left_of_clients_that_are_gone(monkeypatch):
 FAULTY = {
     'not JSON': ('{"type": ', 'this is not JSON'), 'empty': ('', 'this is not JSON'),
     'NaN': ('{"seed": NaN}', 'NaN is not'),
+    'a key twice': ('{"type": "step", "data": {"quantity": 5, "quantity": 9}}', "'quantity' stands twice"),
+    'a type twice': ('{"type": "state", "type": "step"}', "'type' stands twice"),
     'a list': ('[1]', 'a message is a JSON object'), 'a text': ('"reset"', 'a message is a JSON object'),
     'null': ('null', 'a message is a JSON object'), 'deep': ('[' * 30_000, 'this is not JSON'),
     'long number': ('{"type": ' + '1' * 6_000 + '}', 'this is not JSON'), 'binary': (b'\x00\x01', 'send JSON'),
@@ -343,26 +345,52 @@ def test_a_frame_beyond_all_measure_ends_its_connection_only(url):
         ask(other, RESET), ask(other, BUY)
         with pytest.raises(ConnectionClosed):
             one.send('x' * 3_000_000)
-            one.recv(timeout=20)
+            one.recv(timeout=PATIENCE)
         assert ask(other, HOLD)['data']['observation']['shares'] == 5
 
 
 def test_silence_ends_a_session_and_frees_its_place():
-    StockerEnvironment().reset(task='task_easy')  # made once, so that no answer takes long
-    with served(Limits(max_sessions=1, idle_seconds=1.0)) as url:
-        with open_socket(url) as one:
-            ask(one, RESET)
-            for _ in range(4):
-                time.sleep(0.3)
-                assert ask(one, HOLD)['type'] == 'observation'
-            with pytest.raises(ConnectionClosed) as ended: one.recv(timeout=20)
-        assert 'silent' in ended.value.rcvd.reason
-        with open_socket(url) as two: assert ask(two, RESET)['type'] == 'observation'
+    with served(Limits(max_sessions=1, idle_seconds=0.2)) as url:
+        def was_let_in():
+            "Whether a session begins and is closed only because nothing is said in it."
+            with open_socket(url) as one:
+                try: return one.recv(timeout=PATIENCE) is None  # a word of the server: there was no place
+                except ConnectionClosed as ended: return 'silent' in ended.rcvd.reason
+        assert was_let_in()
+        patiently(was_let_in, what='the place is free again')
+
+
+def test_a_message_ends_the_silence(monkeypatch):
+    now, watches, sent = [0.0], [], []
+
+    class Kept(limits_module.SilenceWatch):
+        def __init__(self, *options):
+            super().__init__(*options)
+            watches.append(self)
+
+    async def receive():
+        now[0] += 60.0
+        return {'type': 'websocket.receive', 'text': '{"type": "state"}'}
+
+    async def send(message): sent.append(message)
+
+    async def app(scope, receive, send):
+        for seconds, closed in ((60.0, 0), (99.0, 0), (101.0, 1)):
+            await receive()
+            now[0] += seconds
+            watches[0].timer.cancel()
+            watches[0]._look()
+            if closed: await watches[0].closing
+            assert len(sent) == closed
+    monkeypatch.setattr(limits_module, 'SilenceWatch', Kept)
+    monkeypatch.setattr(limits_module, 'time', types.SimpleNamespace(monotonic=lambda: now[0]))
+    asyncio.run(limits_module.Guard(app, Limits(idle_seconds=100.0))({'type': 'websocket'}, receive, send))
+    assert 'silent' in sent[0]['reason'] and now[0] == 440.0
 
 
 def test_a_long_thought_is_not_a_lost_client(monkeypatch):
     monkeypatch.setattr(server_module, 'PING_SECONDS', 0.1)
-    monkeypatch.setattr(server_module, 'PONG_SECONDS', 20.0)
+    monkeypatch.setattr(server_module, 'PONG_SECONDS', PATIENCE)
 
     async def think(url):
         async with StockerClient(url) as one:
@@ -411,12 +439,102 @@ def test_two_plain_walks_do_not_mix(web):
 
 
 def test_a_plain_walk_that_is_left_makes_room():
-    with TestClient(create_app(limits=Limits(max_sessions=1, idle_seconds=1.0))) as web:
+    with local(create_app(limits=Limits(max_sessions=1, idle_seconds=0.01))) as web:
         assert web.post('/reset', json={'episode_id': 'left'}).status_code == 200
-        assert web.post('/reset', json={'episode_id': 'next'}).status_code == 503
-        time.sleep(1.1)
-        assert web.get('/state', params={'episode_id': 'left'}).status_code == 404
+        patiently(lambda: web.get('/state', params={'episode_id': 'left'}).status_code == 410, pause=0.02)
+        assert 'idle for more than 0.01 seconds' in web.get('/state', params={'episode_id': 'left'}).json()['detail']
         assert web.post('/reset', json={'episode_id': 'next'}).status_code == 200
+
+
+def test_resets_without_an_end_shut_nobody_out():
+    with local(create_app()) as web:
+        for number in range(64): assert web.post('/reset', json={'episode_id': f'run-{number}'}).is_success
+        assert web.get('/state', params={'episode_id': 'run-0'}).is_success # so that run-1 is idle for longest
+        later = web.post('/reset', json={'episode_id': 'later'})
+        lost = web.post('/step', json={'episode_id': 'run-1', 'side': 'hold'})
+        assert (later.status_code, lost.status_code) == (200, 410)
+        for words in ('all 64 places were taken', 'idle for longest', 'POST /close', '--max-sessions', 'POST /reset'):
+            assert words in lost.json()['detail']
+        assert web.post('/step', json={'episode_id': 'run-0', 'side': 'hold'}).is_success
+        assert web.post('/reset', json={'episode_id': 'run-1'}).json()['observation']['step'] == 0
+
+
+def test_what_is_over_gives_way_before_what_goes_on():
+    with local(create_app(limits=Limits(max_sessions=2))) as web:
+        for name in ('going-on', 'over'): web.post('/reset', json={'episode_id': name})
+        while not web.post('/step', json={'episode_id': 'over', 'side': 'hold'}).json()['done']: pass
+        assert web.post('/reset', json={'episode_id': 'new'}).is_success
+        codes = [web.get('/state', params={'episode_id': name}).status_code for name in ('going-on', 'over', 'new')]
+    assert codes == [200, 410, 200]
+
+
+def test_a_run_that_is_closed_tells_where_it_stood(web):
+    web.post('/reset', json={'task': 'task_easy', 'episode_id': 'short'})
+    web.post('/step', json={'episode_id': 'short', 'side': 'buy', 'quantity': 3})
+    stood = web.get('/state', params={'episode_id': 'short'}).json()
+    closed = web.post('/close', json={'episode_id': 'short'})
+    assert (closed.status_code, closed.json(), stood['shares']) == (200, stood, 3)
+    for again in (web.post('/close', json={'episode_id': 'short'}), web.get('/state?episode_id=short')):
+        assert again.status_code == 410 and 'it was closed' in again.json()['detail']
+    assert web.post('/close', json={'episode_id': 'nobody'}).status_code == 404
+
+
+PAGE = {'origin': 'https://evil.example'}
+HANDSHAKE = {'connection': 'Upgrade', 'upgrade': 'websocket', 'sec-websocket-version': '13',
+             'sec-websocket-key': 'dGhlIHNhbXBsZSBub25jZQ=='}
+REBOUND = {'host': 'evil.example:8000', 'origin': 'http://evil.example:8000'}
+
+
+@pytest.mark.parametrize('headers', [
+    PAGE, REBOUND, {'host': 'evil.example:8000'}, {'origin': 'null'}, {'origin': 'http://localhost:1'},
+    {'host': '127.0.0.1.evil.example'}])
+def test_a_web_page_of_a_stranger_is_not_let_in(url, headers):
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE, headers=headers) as page:
+        answers = [page.get('/health'), page.get('/'), page.post('/reset', json={}), page.options('/reset'),
+                   page.post('/reset', content='{}', headers={'content-type': 'text/plain'}), page.post('/mcp')]
+    assert {answer.status_code for answer in answers} == {403}
+    assert all('--allow-host' in answer.json()['detail'] for answer in answers)
+    assert not any('access-control-allow-origin' in answer.headers for answer in answers)
+    refused = httpx.get(f'{url}/ws', trust_env=False, timeout=PATIENCE, headers={**HANDSHAKE, **headers})
+    assert refused.status_code == 403 and '--allow-host' in refused.json()['detail']
+
+
+def test_the_own_page_and_programs_are_let_in(url):
+    port, plain = url.rsplit(':', 1)[1], {'trust_env': False, 'timeout': PATIENCE}
+    for host in (f'127.0.0.1:{port}', f'localhost:{port}', f'[::1]:{port}', '10.0.0.7'):
+        for headers in ({'host': host}, {'host': host, 'origin': f'http://{host}'}):
+            assert httpx.get(f'{url}/health', headers=headers, **plain).is_success
+            assert httpx.get(f'{url}/ws', headers={**HANDSHAKE, **headers}, **plain).status_code == 101
+    with open_socket(url, origin=url) as one: assert ask(one, RESET)['type'] == 'observation'
+
+
+def test_a_page_that_is_allowed_may_read_and_play():
+    with (served(allowed_hosts=['*.hf.space']) as url,
+          httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as web):
+        page = {'origin': 'https://somebody-else.hf.space'}
+        assert web.post('/reset', json={}, headers=page).headers['access-control-allow-origin'] == '*'
+        asked = web.options('/reset', headers={**page, 'access-control-request-method': 'POST',
+                                               'access-control-request-headers': 'content-type'})
+        assert asked.is_success
+        assert web.get('/health', headers={'host': 'somebody-stocker.hf.space'}).is_success
+        with open_socket(url, origin=page['origin']) as one: assert ask(one, RESET)['type'] == 'observation'
+        for headers in (PAGE, REBOUND, {'host': 'evilhf.space'}, {'host': 'a.hf.space.evil.example'}):
+            assert web.get('/health', headers=headers).status_code == 403
+
+
+def test_the_front_page_says_what_this_is_and_leads_on(web):
+    front = web.get('/')
+    assert front.headers['content-type'].startswith('text/html') and '<h1>Stocker</h1>' in front.text
+    links = re.findall(r'href="(.*?)"', front.text)
+    assert '/docs' in links and '/web/' not in links
+    assert {web.get(link).status_code for link in links} == {200}
+
+
+def test_a_key_that_stands_twice_is_found_in_no_time():
+    text = '{' + ','.join(f'"{number:05}":1' for number in range(6_000)) + ',"05999":1}'
+    before = time.process_time()
+    for _ in range(10): assert 'stands twice' in message_fault(text, 70_000)[1]
+    assert time.process_time() - before < 1.0
 
 
 @pytest.mark.skipif(shutil.which('curl') is None, reason='curl is not installed')
@@ -427,7 +545,7 @@ def test_what_is_written_for_curl_works(url, document):
         text = '\n'.join(''.join(cell['source']) for cell in json.loads(text)['cells'])
     lines = [line for line in text.replace('http://127.0.0.1:8000', url).splitlines() if line.startswith('curl')]
     answers = [strict(subprocess.run(['curl', '--silent', '--noproxy', '*', *shlex.split(line)[1:]], text=True,
-                                     capture_output=True, check=True, timeout=20).stdout) for line in lines]
+                                     capture_output=True, check=True, timeout=PATIENCE).stdout) for line in lines]
     assert [answer['observation']['shares'] for answer in answers[:2]] == [0, 10]
     assert all(answer['step_count'] == 1 for answer in answers[2:]) and len(answers) >= 2
 
@@ -436,6 +554,10 @@ def test_what_is_written_for_curl_works(url, document):
     ('/step', {'side': 'buy', 'quantity': 1}, 422, 'POST /reset begins an episode and answers its episode_id'),
     ('/step', {'episode_id': 'nobody', 'side': 'buy'}, 404, 'POST /reset'),
     ('/step', {'episode_id': 'x', 'side': 'buy', 'quantity': '1'}, 422, 'quantity'),
+    ('/step', '{"episode_id": "x", "side": "buy", "quantity": 5, "quantity": 500}', 400, "'quantity' stands twice"),
+    ('/reset', '{"task": "task_easy", "task": "task_hard"}', 400, "'task' stands twice"),
+    ('/close', '{"episode_id": "x", "episode_id": "y"}', 400, "'episode_id' stands twice"),
+    ('/stocker/tasks', '{"split": "train", "split": "test"}', 400, "'split' stands twice"),
     ('/step', '{"side": ', 400, 'not JSON'), ('/step', '[]', 400, 'JSON object'),
     ('/step', '{"episode_id": "x", "side": "buy", "quantity": NaN}', 400, 'NaN'),
     ('/reset', {'taks': 1}, 422, 'taks'), ('/reset', {'task': 'no'}, 422, 'choose one of'),
@@ -443,17 +565,18 @@ def test_what_is_written_for_curl_works(url, document):
     ('/reset', {'seed': '9' * 5_000}, 422, 'seed'), ('/mcp', {}, 200, 'no tools')])
 def test_faulty_requests_are_told_their_cause(web, path, body, status, cause):
     content = body if isinstance(body, str) else json.dumps(body)
-    answer = web.post(path, content=content, headers={'content-type': 'application/json'})
-    assert (answer.status_code, cause in answer.text) == (status, True)
+    for kind in ('application/json', 'Application/JSON; charset=utf-8'):
+        answer = web.post(path, content=content, headers={'content-type': kind})
+        assert (answer.status_code, cause in answer.text) == (status, True)
 
 
 def test_a_body_without_an_end_is_not_waited_for(url):
     def chunks():
         for _ in range(100): yield b' ' * 1_000
-    with httpx.Client(base_url=url, trust_env=False) as web:
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as web:
         assert web.post('/reset', content=chunks()).status_code == 413
-    with served(Limits(body_seconds=0.3)) as slow:
-        connection = http.client.HTTPConnection(slow.removeprefix('http://'), timeout=20)
+    with served(Limits(body_seconds=1.0)) as slow:
+        connection = http.client.HTTPConnection(slow.removeprefix('http://'), timeout=PATIENCE)
         connection.putrequest('POST', '/reset')
         connection.putheader('content-length', '10')
         connection.endheaders(b'{')
@@ -463,20 +586,22 @@ def test_a_body_without_an_end_is_not_waited_for(url):
 def test_a_connection_that_asks_nothing_is_closed():
     with served(Limits(body_seconds=1.0)) as url:
         place = ('127.0.0.1', int(url.rsplit(':', 1)[1]))
-        silent, slow, again = (socket.create_connection(place, timeout=20) for _ in range(3))
-        slow.sendall(b'POST /reset HTTP/1.1\r\nhost: x\r\n')
-        again.sendall(b'GET /health HTTP/1.1\r\nhost: x\r\n\r\n')
-        assert again.recv(1_000).startswith(b'HTTP/1.1 200')
-        again.sendall(b'GET /health HTT')
-        with open_socket(url) as session, httpx.Client(base_url=url, trust_env=False) as web:
+        with open_socket(url) as session:
             ask(session, RESET)
-            for _ in range(10):
-                time.sleep(0.12)
-                assert web.get('/health').status_code == 200
+            silent, slow, again = (socket.create_connection(place, timeout=PATIENCE) for _ in range(3))
+            slow.sendall(b'POST /reset HTTP/1.1\r\nhost: localhost\r\n')
+            again.sendall(b'GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n')
+            assert again.recv(1_000).startswith(b'HTTP/1.1 200')
+            again.sendall(b'GET /health HTT')
+            busy = http.client.HTTPConnection(*place, timeout=PATIENCE)
+            while not select.select([silent], [], [], 0.01)[0]:  # who goes on asking is not closed meanwhile
+                busy.request('GET', '/health')
+                assert busy.getresponse().read() == b'{"status":"healthy"}'
+            for one in (silent, slow, again):
+                while one.recv(1_000): pass
+                one.close()
             assert ask(session, BUY)['data']['observation']['shares'] == 5
-        for one in (silent, slow, again):
-            while one.recv(1_000): pass
-            one.close()
+            busy.close()
 
 
 # Nothing is given away
@@ -532,7 +657,7 @@ def test_openenv_validates_the_space():
 
 def test_openenv_validates_the_server(url, monkeypatch):
     for name in ('NO_PROXY', 'no_proxy'): monkeypatch.setenv(name, '127.0.0.1')
-    answer = CliRunner().invoke(openenv_command, ['validate', '--url', url, '--timeout', '20'])
+    answer = CliRunner().invoke(openenv_command, ['validate', '--url', url, '--timeout', str(PATIENCE)])
     assert answer.exit_code == 0 and 'mode: simulation' in answer.output and 'Verdict: PASS' in answer.output
 
 
@@ -543,7 +668,7 @@ def test_openenv_grades_a_run(url):
     from openenv.validation.runtime.collector import collect_runtime_evidence
     from openenv.validation.runtime.contracts import load_runtime_plan
     manifest = OpenEnvYamlParser().parse(SPACE)
-    evidence = collect_runtime_evidence(url, load_runtime_plan(SPACE, manifest.execution), episode_timeout_s=30)
+    evidence = collect_runtime_evidence(url, load_runtime_plan(SPACE, manifest.execution), episode_timeout_s=PATIENCE)
     subject = Subject(root=SPACE, manifest=manifest, image_ref=None, running=None, outputs_dir=SPACE,
                       runtime_evidence=evidence)
     assert evidence.failure_reason is None
@@ -624,7 +749,7 @@ def test_the_page_of_openenv(monkeypatch, tmp_path):
     monkeypatch.setenv('ENABLE_WEB_INTERFACE', 'true')
     planted = tmp_path/'secret.txt'
     planted.write_text('planted-line')
-    with TestClient(create_app()) as page:
+    with local(create_app()) as page:
         first = click(page, 'reset_env', [])
         assert '<svg' in first[0]['value'] and 'AAPL: task_easy' in first[0]['value']
         assert [label for label, _ in first[1]['choices']] == ['Hold', 'Buy 51']
@@ -642,11 +767,22 @@ def test_the_page_of_openenv(monkeypatch, tmp_path):
 
 def test_the_command_listens_on_this_machine_only(command, monkeypatch):
     given = []
-    monkeypatch.setattr(server_module, 'serve', lambda *arguments: given.append(arguments))
-    for arguments in (['serve'], ['serve', '--host', '0.0.0.0', '--port', '9', '--max-sessions', '3']):
+    monkeypatch.setattr(server_module, 'serve', lambda *arguments: given.append(arguments[:4]))
+    for arguments in (['serve'], ['serve', '--host', '0.0.0.0', '--port', '9', '--max-sessions', '3',
+                                  '--allow-host', 'a.example', '--allow-host', '*.hf.space']):
         assert CliRunner().invoke(stocker_command, arguments).exit_code == 0
-    assert given == [('127.0.0.1', 8000, Limits()), ('0.0.0.0', 9, Limits(max_sessions=3))]
+    assert given == [('127.0.0.1', 8000, Limits(), ()),
+                     ('0.0.0.0', 9, Limits(max_sessions=3), ['a.example', '*.hf.space'])]
     with pytest.raises(OSError): socket.create_connection(('127.0.0.2', int(wait_for(command).rsplit(':', 1)[1])), 5)
+
+
+def test_a_port_in_use_is_told_in_one_line_and_no_address_before_it():
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run([sys.executable, '-c', COMMAND, 'serve', '--port', port], capture_output=True, text=True)
+    cause = f'port {port} of 127.0.0.1 cannot be opened (Address already in use)'
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr == f'stocker: {cause}: --port 0 takes any that is free\n'
 
 
 def test_sixty_four_clients_at_once(command):
@@ -660,9 +796,9 @@ def test_terminated_servers_end_cleanly(command):
     with open_socket(url) as one:
         ask(one, RESET)
         process.send_signal(signal.SIGTERM)
-        with pytest.raises(ConnectionClosed): one.recv(timeout=20)
-    output, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (0, '') and output.startswith(f'Stocker at {url}: OpenEnv at /ws')
+        with pytest.raises(ConnectionClosed): one.recv(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, output, errors) == (0, '', '')
 
 
 # The container and what is beside it
@@ -713,7 +849,7 @@ def test_the_files_of_the_space_agree():
     docker, declared = (SPACE/'Dockerfile').read_text(), manifest['validation']
     assert (front['sdk'], front['base_path'], 'openenv' in front['tags']) == ('docker', '/web', True)
     assert manifest['port'] == front['app_port'] == int(re.search(r'EXPOSE (\d+)', docker)[1])
-    assert f'"--port", "{manifest["port"]}"' in docker
+    assert f'"--port", "{manifest["port"]}"' in docker and '"--allow-host", "*.hf.space"' in docker
     module, _, name = manifest['app'].partition(':')
     assert module == 'stocker.serving.server' and callable(getattr(server_module, name))
     reward, capabilities = declared['reward'], declared['capabilities']
@@ -794,12 +930,12 @@ def test_the_document_is_true():
         content_type_conformance, negative_data_rejection, response_schema_conformance)
     checks = [not_a_server_error, content_type_conformance, response_schema_conformance]
     modes = schemathesis.GenerationMode
-    app = create_app()
+    app = create_app(allowed_hosts=['testserver'])
     TestClient(app).post('/reset', json={'episode_id': 'there'})
     document = schemathesis.openapi.from_asgi('/openapi.json', app)
     operations = {operation.path: operation for result in document.get_all_operations() if (operation := result.ok())}
-    assert {'/reset', '/step', '/state', '/schema', '/mcp', '/{env_name}/task'} <= set(operations)
-    for path, operation in operations.items():
+    assert {'/reset', '/step', '/state', '/close', '/schema', '/mcp', '/{env_name}/task'} <= set(operations)
+    for path, operation in sorted(operations.items(), key=lambda one: one[0] == '/close'): # which ends what is there
         assert 200 in statuses(operation, modes.POSITIVE, checks), path
-    for path in ('/reset', '/step'):
+    for path in ('/reset', '/step', '/close'):
         assert statuses(operations[path], modes.NEGATIVE, [*checks, negative_data_rejection]) <= {200, 400, 422}

@@ -84,7 +84,7 @@ class Slow:
         folder.mkdir()
         (folder/'config.json').write_text('half')
         print('begun', flush=True)
-        time.sleep(60)
+        time.sleep(600)
 
 smollm2.SMOLLM2_SHA256, smollm2.read_gguf = sys.argv[1], lambda path: (Slow(), Slow())
 smollm2.convert_gguf(sys.argv[2], sys.argv[3])

@@ -14,8 +14,8 @@ from stocker.trading.env import StockerEnv
 from stocker.council.evaluation import performance
 from stocker.trading.reward import RewardWeights
 from stocker.studies.statistics import (
-    BASELINE_POLICIES, FEWEST_BLOCKS, Difference, OrderMaker, block_interval, bootstrap_means, compare_with,
-    difference_figure, evaluate, joint_name, paired_difference, play_policies, rotated_runs, run_row,
+    BASELINE_POLICIES, FEWEST_BLOCKS, TOO_CLOSE, Difference, OrderMaker, block_interval, bootstrap_means, compare_with,
+    difference_figure, evaluate, every_draw, joint_name, paired_difference, play_policies, rotated_runs, run_row,
     student_quantile, summarise, tail_share, time_blocks, verdict)
 from stocker.studies.worlds import follow, placebo_world, planted_world
 
@@ -187,6 +187,36 @@ def test_intervals_hold_the_truth_as_often_as_they_promise(blocks, heavy):
         low, high, _ = block_interval(sample, np.arange(blocks), 0.95, 1000, rng)
         inside += low <= 0 <= high
     assert 0.91 <= inside / trials <= 0.985
+
+
+def test_every_draw_that_is_counted_comes_as_often_as_it_is_drawn():
+    rng, blocks = np.random.default_rng(21), np.repeat(np.arange(9), [1, 5, 2, 8, 3, 3, 1, 6, 4])
+    sample = rng.standard_normal(33) + rng.standard_normal(9)[blocks]
+    times, chances = every_draw(9)
+    assert len(times) == 24_310 and chances.sum() == pytest.approx(1) and (times.sum(axis=1) == 9).all()
+    low, high, _ = block_interval(sample, blocks, 0.95, 1, rng)
+    share, drawn = tail_share(0.95, 9), bootstrap_means(sample, blocks, rng, 400_000)
+    assert np.quantile(drawn, [share, 1 - share]) == pytest.approx([low, high], abs=0.02)
+
+
+@pytest.mark.parametrize('blocks', [9, 20])
+def test_no_seed_decides_a_verdict(blocks):
+    "Ten thousand draws gave a verdict of 49 seeds in 60."
+    level, sample = 1 - 0.05 / 6, np.random.default_rng(3).standard_normal(blocks)
+    places, first = np.arange(blocks), np.random.default_rng(0)
+    sample += 0.02 * sample.std() - block_interval(sample, places, level, 100_000, first)[0]
+    found = [paired_difference(made_table(sample, months=3), 'one', 'other', level=level, seed=seed)
+             for seed in range(60)]
+    assert {one.blocks for one in found} == {blocks}
+    assert {(one.significant, one.close_call) for one in found} == {(True, False)}
+
+
+def test_what_no_number_of_draws_can_settle_is_too_close_to_call():
+    sample, level = np.random.default_rng(3).standard_normal(20), 1 - 0.05 / 6
+    sample -= block_interval(sample, np.arange(20), level, 100_000, np.random.default_rng(5))[0]
+    found = paired_difference(made_table(sample, months=3), 'one', 'other', level=level, resamples=10_000)
+    assert found.close_call and not found.significant
+    assert verdict(found).startswith('Too close to call between one and other') and TOO_CLOSE in verdict(found)
 
 
 def test_more_blocks_leave_out_more():

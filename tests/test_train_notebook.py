@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 nbclient, nbformat = pytest.importorskip('nbclient'), pytest.importorskip('nbformat')
 for package in ('torch', 'transformers', 'trl', 'peft', 'datasets'): pytest.importorskip(package)
@@ -20,7 +21,7 @@ def test_it_trains_judges_and_saves(notebook, tmp_path, monkeypatch):
     monkeypatch.delenv('STOCKER_OUT', raising=False)
     there = sorted(NOTEBOOK.parent.rglob('*'))
     resources = {'metadata': {'path': str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name='python3', resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=PATIENCE, kernel_name='python3', resources=resources).execute()
     assert sorted(NOTEBOOK.parent.rglob('*')) == there
     assert [path.name for path in tmp_path.iterdir()] == ['runs']
     folder = tmp_path/'runs'/'notebook'

@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from stocker.market.core import digest
 from stocker.council.council import play, read_trace, rule_council
@@ -36,7 +37,7 @@ print(script.calls, 'calls')
 def execute(folder, notebook):
     "Run a notebook in a folder; the text it printed."
     resources = {'metadata': {'path': str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name='python3', resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=PATIENCE, kernel_name='python3', resources=resources).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
     return ''.join(output.get('text', '') for output in outputs if output.get('name') == 'stdout')
 

@@ -180,7 +180,8 @@ def corrected(episode, row, **changes):
     prices.iloc[row] *= 1.0001
     return Episode.from_prices(
         prices, episode.ticker, episode.dates[0], episode.dates[-1],
-        **{'name': episode.name, 'facts': episode.facts, 'peers': episode.peers, **changes})
+        **{'name': episode.name, 'facts': episode.facts, 'peers': episode.peers,
+           'share_splits': episode.share_splits, **changes})
 
 
 def test_another_version_of_the_data_is_refused_by_its_step(trace):
@@ -443,9 +444,10 @@ def test_the_files_of_a_sweep(trace, table, tmp_path):
     assert sorted(file.name for file in folder.iterdir()) == ['chosen_settings.json', 'heat_map.png', 'sweep.parquet']
     assert sorted(folder.iterdir()) == sorted(files)
     pd.testing.assert_frame_equal(pd.read_parquet(folder/'sweep.parquet'), table, check_exact=True)
-    few = sweep(trace, seed_grid().iloc[:7])
-    assert [file.name for file in write_sweep(folder, trace, few)] == ['chosen_settings.json', 'sweep.parquet']
-    assert not (folder/'heat_map.png').exists()
+    before, few = {file: file.read_bytes() for file in files}, sweep(trace, seed_grid().iloc[:7])
+    names = [file.name for file in write_sweep(folder, trace, few)]
+    assert names == ['chosen_settings-2.json', 'sweep-2.parquet'] and write_sweep(folder, trace, table) == files
+    assert {file: file.read_bytes() for file in files} == before and len(list(folder.iterdir())) == 5
 
 
 def test_a_sweep_of_another_trace_writes_nothing(table, tmp_path):

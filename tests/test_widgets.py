@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser import DIRECT, KEYS, browser, patiently
+from browser import DIRECT, KEYS, browser
+from waiting import PATIENCE, patiently
 
 from stocker.market.core import ROLES, Abstention, Vote
 from stocker.council.council import Council, play, rule_council, vote_mean
@@ -95,6 +96,11 @@ def test_the_tuner_grades_and_saves(trace, tmp_path):
     saved = json.loads(tuner.path.read_text())
     assert saved['choice']['w_performance'] == 0.35 and 'no reason' in saved['reason']
     assert str(tuner.path) in tuner.saved.value
+    before = tuner.path.read_bytes()
+    tuner.sliders['w_performance'].value = 0.5
+    for _ in range(2): tuner.button.click()
+    assert tuner.path.read_bytes() == before and 'chosen_settings-2.json' in tuner.saved.value
+    assert len(list(tuner.path.parent.iterdir())) == 2
     tuner.path = tmp_path/'deep'/'chosen_settings.json'/'below a file.json'
     tuner.button.click()
     assert tuner.saved.value.startswith('not saved: ')
@@ -165,11 +171,11 @@ def jupyterlab(python, folder):
         try: return DIRECT.open(f'{address}/api', timeout=2)
         except OSError: return None
     try:
-        patiently(answers, 40, 'JupyterLab starts')
+        patiently(answers, what='JupyterLab starts', pause=0.1)
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE)
 
 
 READY = '''(() => {
@@ -209,10 +215,10 @@ def test_the_inspector_in_a_jupyterlab(tmp_path, version):
     with browser() as page, jupyterlab(OLD if version == 7 else sys.executable, tmp_path) as address:
         page.look(1400, 1700)
         page.open(f'{address}/lab/tree/look.ipynb?reset')
-        page.until('window.jupyterapp && document.querySelectorAll(".jp-CodeCell").length >= 2', 40)
-        page.until(READY, 40)
+        page.until('window.jupyterapp && document.querySelectorAll(".jp-CodeCell").length >= 2')
+        page.until(READY)
         page.run('window.jupyterapp.commands.execute("notebook:run-all-cells")')
-        page.until('document.querySelectorAll(".stocker").length >= 4', 60)
+        page.until('document.querySelectorAll(".stocker").length >= 4')
         title, bar = '.stocker h2', '.stocker .vote[data-role=indicator] svg title'
         first = page.run(f'document.querySelector("{title}").textContent')
         assert first.startswith('Decision 26 of 43')

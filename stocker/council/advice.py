@@ -12,13 +12,16 @@ from typing import Any
 
 import pandas as pd
 
-from ..market.core import (
-    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, need)
+from stocker.market.core import (
+    Abstention, CouncilDecision, DataError, Headline, MarketObservation, Portfolio, StockerError, Timing, known, need,
+    release_time)
 from ..market.data import DOWNLOAD_LOCK, PriceSource, nyse_sessions, yahoo_symbol
-from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time
+from ..market.episodes import NEWS_DAYS, STARTING_CASH, Episode, Timeline, decision_time, moment
+from ..market.facts import source_splits
 from ..market.histories import current_facts, fetch_window, relations_of
 from ..trading.reward import RewardWeights
 from .council import Council
+from .evaluation import reading
 
 # %% ../../nbs/council/26_advice.ipynb #5f17e881
 def read_story(
@@ -26,13 +29,13 @@ def read_story(
 ) -> Headline | None: # None where it has no title or no time of publication
     "A story as a headline."
     content = story.get('content') if isinstance(story.get('content'), dict) else story
-    try: released = pd.Timestamp(content['pubDate'])
+    try: released_at = release_time(content['pubDate'])
     except (KeyError, TypeError, ValueError): return None
     title = ' '.join(str(content.get('title') or '').split())
-    if not title or released is pd.NaT or released.tzinfo is None: return None
+    if not title: return None
     provider = content.get('provider')
     origin = provider.get('displayName') if isinstance(provider, dict) else None
-    return Headline(released.isoformat(), 'story', title, 'neutral', str(origin or 'Yahoo Finance'))
+    return Headline(released_at, 'story', title, 'neutral', str(origin or 'Yahoo Finance'))
 
 # %% ../../nbs/council/26_advice.ipynb #07c3f0f7
 NewsDownload = Callable[[str], Sequence[dict[str, Any]] | None] # a symbol in, stories as Yahoo gives them out
@@ -67,7 +70,7 @@ def latest_session(
     "The latest session of the New York Stock Exchange whose evening has come."
     sessions = nyse_sessions((now - pd.Timedelta(days=14)).date(), now.tz_convert('America/New_York').date())
     days = [f'{day:%Y-%m-%d}' for day in sessions.index]
-    return [day for day in days if decision_time(day, Timing.NEXT_OPEN) <= now.to_pydatetime()][-1]
+    return days[known(days, now, key=lambda day: decision_time(day, Timing.NEXT_OPEN)) - 1]
 
 
 def current_prices(
@@ -95,8 +98,8 @@ def unseen(
     trouble: str, # what was wrong with the news; empty if nothing
 ) -> list[str]: # one sentence each
     "What the council could not see."
-    decided = pd.Timestamp(observation.decided_at)
-    later = sum(pd.Timestamp(headline.released_at) > decided for headline in headlines)
+    news = Timeline(headlines)
+    later = len(headlines) - len(news.window(moment(observation.decided_at)))
     missing = [f'{symbol}: {reason}' for symbol, reason in failures.items()]
     missing += [trouble] if trouble else []
     missing += [f'stories that came after the time of decision and wait for the next session: {later}'] if later else []
@@ -119,8 +122,9 @@ def observe_latest(
     prices = current_prices(tables, failures, ticker, session)
     headlines, trouble = fetch_stories(ticker, stories)
     others = {symbol: (kind, tables[symbol]) for symbol, kind in relations.items() if symbol in tables}
-    facts = current_facts(ticker, session)
+    facts = current_facts(ticker)
     episode = Episode.from_prices(prices, ticker, f'{prices.index[-2]:%Y-%m-%d}', session, peers=others,
+                                  share_splits=source_splits(source, ticker),
                                   facts=replace(facts, news=Timeline([*facts.news.facts, *headlines])))
     observation = episode.observations(Timing.NEXT_OPEN)[-1]
     return observation, unseen(observation, failures, headlines, trouble)
@@ -136,6 +140,12 @@ class Advice:
     unseen: tuple[str, ...] # what could not be seen, one sentence each
 
     @property
+    def heard(self) -> bool:
+        "Whether any seat voted, and the decision could be read."
+        read = reading([self.decision])
+        return read.votes > 0 and not read.nothing
+
+    @property
     def text(self) -> str:
         "The advice in words."
         look, action = self.observation, self.decision.action
@@ -143,10 +153,12 @@ class Advice:
                  f'  {role:16} {vote.signal:+.2f} with confidence {vote.confidence:.2f}: {vote.rationale}'
                  for role, vote in self.decision.votes.items()]
         order = f'{action.side.value} {action.quantity} shares at the next opening' if action.quantity else 'no trade'
+        paper = f'On paper: {order}. {self.decision.rationale}'
+        if not self.heard: paper = f'No advice: {reading([self.decision]).text}. {self.decision.rationale}'
         gaps = [f'  {sentence}' for sentence in self.unseen]
         return '\n'.join([
             f'{look.ticker} after the session of {look.date}, close {look.close:.2f} USD', 'Votes', *votes,
-            f'On paper: {order}. {self.decision.rationale}', *(['Not seen', *gaps] if gaps else []),
+            paper, *(['Not seen', *gaps] if gaps else []),
             'A paper trade, and no advice to invest.'])
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from queue import Empty, Queue
@@ -23,8 +23,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ..market.core import (
-    ROLES, Abstention, CouncilDecision, Decision, MarketObservation, Portfolio, Side, StockerError, Timing, TradeAction,
-    Vote, Votes, as_timing, canonical_json, write_atomically)
+    ROLES, Abstention, CouncilDecision, Decision, Failure, MarketObservation, Portfolio, Refusal, Side, StockerError,
+    Timing, TradeAction, Vote, Votes, as_timing, canonical_json, excerpt, is_finite, write_atomically)
 from ..market.episodes import Episode
 from ..trading.engine import Played, Run
 from ..trading.env import StockerEnv
@@ -48,9 +48,9 @@ def ask(
 ) -> Vote | Abstention: # a failure is an abstention that names the error
     "One specialist's answer."
     try: answer = specialist(observation)
-    except Exception as error: return Abstention(reason=describe_error(error))
+    except Exception as error: return Failure(reason=describe_error(error))
     if isinstance(answer, (Vote, Abstention)): return answer
-    return Abstention(reason=f'TypeError: answered with {type(answer).__name__} instead of a vote')
+    return Failure(reason=f'TypeError: answered with {type(answer).__name__} instead of a vote')
 
 # %% ../../nbs/council/23_council.ipynb #b53a521d
 def ask_all(
@@ -68,7 +68,7 @@ def ask_all(
         except BaseException as error: answers.put((role, error)) # an interruption, raised again in the caller's thread
 
     for role, specialist in specialists.items(): Thread(target=seat, args=(role, specialist), daemon=True).start()
-    late = Abstention(reason=f'TimeoutError: no answer within {seconds:g} seconds')
+    late = Failure(reason=f'TimeoutError: no answer within {seconds:g} seconds')
     heard, deadline = dict.fromkeys(specialists, late), time.monotonic() + seconds
     for _ in specialists:
         try: role, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -205,13 +205,25 @@ class Council:
         batch_size: int = 32, # questions asked at once
         progress: bool = True, # show a bar
     ) -> Filled:
-        "Ask every specialist with a cache for the votes that are missing; it may be stopped and started again."
+        "Ask every specialist with a cache for votes that are missing; a `Refusal` ends it, and it can be begun again."
         seats = [seat for seat in self.specialists.values() if isinstance(seat, CachedSpecialist)]
         total = len(seats) * sum(episode.steps for episode in episodes)
         with tqdm(total=total, desc='votes', unit='vote', disable=not (progress and total)) as bar:
             parts = [fill_seat(seat, episode.observations(timing), batch_size, bar)
                      for episode in episodes for seat in seats]
         return Filled(*map(sum, zip(*parts, strict=True))) if parts else Filled(0, 0, 0)
+
+    def refused(
+        self,
+        refusal: Refusal, # what ended the filling
+    ) -> 'Council':
+        "The same council when its endpoint refuses it: votes that were kept, failures for all others, no decision."
+        def nobody(observation: MarketObservation) -> Vote: raise refusal
+        def undecided(votes: Votes, portfolio: Portfolio) -> Decision:
+            return Decision(TradeAction(side=Side.HOLD), str(refusal), unreadable=True)
+        seats = {role: replace(seat, specialist=nobody) if isinstance(seat, CachedSpecialist) else seat
+                 for role, seat in self.specialists.items()}
+        return replace(self, specialists=seats, moderator=undecided)
 
 
 def rule_council(
@@ -337,9 +349,7 @@ def check_numbers(
 ) -> None:
     "A `ValueError` where a field is not a finite number."
     for name in names:
-        value = values[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f'{name} is {value!r}')
+        if not is_finite(values[name]): raise ValueError(f'{name} is {excerpt(values[name])}')
 
 
 def read_head(

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stocker.market.core import (
-    ROLES, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, need, package_path,
-    write_atomically)
+from ..market.core import (
+    ROLES, DataError, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, canonical_json, is_finite,
+    need, package_path, sound_bytes, write_atomically)
+from ..market.episodes import comparable
 from ..trading.engine import market_path
 from .council import VotedEpisode, order_by_score
 
@@ -40,7 +41,7 @@ def moves_ahead(
     path = market_path(voted.episode, voted.timing)
     steps = len(path.fills)
     if not 1 <= horizon < steps: raise StockerError(f'horizon = {horizon}: use 1 to {steps - 1} sessions')
-    return path.marks[horizon:] / path.fills[:steps - horizon] - 1.0
+    return comparable(path, 'marks')[horizon:] / comparable(path, 'fills')[:steps - horizon] - 1.0
 
 # %% ../../nbs/council/24_moderators.ipynb #ab0247f0
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class LogisticModerator:
 
     def __post_init__(self) -> None:
         numbers = (*self.trust, self.lean, self.move)
-        if len(self.trust) != len(ROLES) or not all(math.isfinite(number) for number in numbers) or self.move < 0:
+        if len(self.trust) != len(ROLES) or not all(map(is_finite, numbers)) or self.move < 0:
             raise StockerError(f'a logistic moderator needs {len(ROLES)} finite numbers, a lean and a move')
 
     def probability(
@@ -132,8 +133,9 @@ def read_logistic(
     path: str | Path | None = None, # as `write_logistic` wrote it; None for the one that comes with Stocker
 ) -> LogisticModerator:
     "Read a logistic moderator; a file that holds none is a `StockerError`."
-    path = package_path('moderators', 'logistic.json') if path is None else Path(path)
-    try: values = json.loads(path.read_text(encoding='utf-8'))
+    own, path = path is not None, Path(path or package_path('moderators', 'logistic.json'))
+    try: values = json.loads(path.read_bytes() if own else sound_bytes(path, package_path()))
+    except DataError: raise
     except (OSError, ValueError): raise StockerError(f'{path}: there is no logistic moderator; fit one first') from None
     try: return LogisticModerator(**{**values, 'trust': tuple(values['trust'])})
     except (TypeError, KeyError, ValueError) as error:

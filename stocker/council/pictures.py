@@ -202,7 +202,8 @@ def episode_picture(
     "Price with trades, portfolio with baselines, and all votes."
     large = Image.new('RGB', (SHARP * WIDTH, SHARP * HEIGHT), 'white')
     draw = ImageDraw.Draw(large)
-    write(draw, WIDTH / 2, 28, headline(comparison), 'ms', 16)
+    title = headline(comparison)
+    write(draw, WIDTH / 2, 28, title, 'ms', min(16, 16 * 120 // len(title)))
     draw_price(draw, comparison.trace)
     draw_values(draw, comparison.results)
     draw_votes(draw, comparison.trace)

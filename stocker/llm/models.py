@@ -27,15 +27,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from PIL import Image
 
-from ..market.core import StockerError, need, sha256_of
+from ..market.core import StockerError, check_recorded, need, sha256_of
 from .client import NO_ANSWER, Messages, Reply, in_order
 
 # %% ../../nbs/llm/34_models.ipynb #9424924f
 def compute_type() -> Any: # a torch.dtype
-    "The type to compute in: bfloat16 where the card has it in hardware, float16 on other cards, float32 on a CPU."
+    "The type to compute in: bfloat16 where a card has it in hardware, else float32, since float16 overflows."
     torch = need('torch', 'llm')
-    if not torch.cuda.is_available(): return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    has = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has else torch.float32
 
 # %% ../../nbs/llm/34_models.ipynb #d7bf1ba7
 def loading_settings(
@@ -46,12 +46,28 @@ def loading_settings(
     torch = need('torch', 'llm')
     on_card = torch.cuda.is_available()
     dtype = dtype or compute_type()
-    settings: dict[str, Any] = {'dtype': dtype, 'use_safetensors': True, 'trust_remote_code': False}
+    packs = on_card if four_bit is None else four_bit
+    stored = torch.float16 if packs and on_card and dtype == torch.float32 else dtype
+    settings: dict[str, Any] = {'dtype': stored, 'use_safetensors': True, 'trust_remote_code': False}
     if on_card or four_bit: settings['device_map'] = {'': 0 if on_card else 'cpu'}
-    if on_card if four_bit is None else four_bit:
+    if packs:
         settings['quantization_config'] = need('transformers', 'llm').BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     return settings
+
+# %% ../../nbs/llm/34_models.ipynb #5c87bb30
+def compute_in_32_bits(
+    network: Any, # a packed transformers model; what it computes with is changed
+) -> None:
+    "Compute in 32 bits, with the tables of embeddings where they lie: each row is widened when it is looked up."
+    torch = need('torch', 'llm')
+    tables, head = [part for part in network.modules() if isinstance(part, torch.nn.Embedding)], network.lm_head
+    kept = {id(part.weight) for part in (*tables, head)}
+    for part in (*network.parameters(), *network.buffers()):
+        if part.is_floating_point() and id(part) not in kept: part.data = part.data.float()
+    for table in tables: table.register_forward_hook(lambda table, given, found: found.float())
+    head.register_forward_pre_hook(lambda head, given: (given[0].to(head.weight.dtype), *given[1:]))
+    head.register_forward_hook(lambda head, given, found: found.float())
 
 # %% ../../nbs/llm/34_models.ipynb #e4df3c15
 def picture(
@@ -237,7 +253,7 @@ def refuse_overflow(
     scores: Any, # tensor of scores of the next token, (answers, vocabulary)
 ) -> Any: # the same scores
     "Stop with a `StockerError` where scores are not numbers: a model in float16 that overflows answers with noise."
-    if bool(scores.isnan().any()):
+    if not bool((scores < math.inf).all()): # also what is infinite above; below it are tokens that are ruled out
         raise StockerError(f'the scores of the model are not numbers ({scores.dtype}): load it in bfloat16 or float32')
     return scores
 
@@ -321,9 +337,12 @@ class TransformersClient:
         "What else an answer depends on. Votes and recordings are kept under these names, so they never change."
         drawn = {'temperature': self.temperature, 'seed': self.seed} if self.temperature else {'temperature': 0.0}
         packing = getattr(self.network.config, 'quantization_config', None)
-        packed = f'{packing.bnb_4bit_quant_type} ' if getattr(packing, 'load_in_4bit', False) else ''
+        packed, stored = getattr(packing, 'load_in_4bit', False), self.network.get_input_embeddings().weight.dtype
+        kinds = f'{packing.bnb_4bit_quant_type} {stored}' if packed else f'{stored}'
+        computed = getattr(packing, 'bnb_4bit_compute_dtype', stored) if packed else stored
+        if computed != stored: kinds += f' in {computed}'
         return {**drawn, 'most_tokens': self.max_new_tokens, 'constrained': self.constrained,
-                'weights': f'{packed}{self.network.dtype}'.replace('torch.', '')}
+                'weights': kinds.replace('torch.', '')}
 
     @property
     def sees_images(self) -> bool:
@@ -494,6 +513,7 @@ def adapter_keys(
     "The names of the weights in an adapter's file; only safetensors are read."
     weights = Path(path)/'adapter_model.safetensors'
     if not weights.is_file(): raise StockerError(f'{path}: no adapter here: adapter_model.safetensors is missing')
+    check_recorded(path, 'get the adapter again, or train it again')
     safetensors = need('safetensors', 'llm')
     try:
         with safetensors.safe_open(weights, 'numpy') as file: return set(file.keys())
@@ -578,6 +598,8 @@ def load_client(
         processor = (transformers.AutoProcessor if sees else transformers.AutoTokenizer).from_pretrained(
             name, trust_remote_code=False)
         network = kind.from_pretrained(name, **settings)
+        packing = settings.get('quantization_config')
+        if packing and packing.bnb_4bit_compute_dtype != settings['dtype']: compute_in_32_bits(network)
     except torch.cuda.OutOfMemoryError as error: raise out_of_memory(name) from error
     except (OSError, ValueError, need('safetensors', 'llm').SafetensorError) as error:
         raise StockerError(f'{name}: cannot be loaded ({str(error).strip().splitlines()[0]})') from error

@@ -24,9 +24,9 @@ from ..council.cache import CachedSpecialist, VoteCache
 from ..market.charts import CHART_AVERAGES, CHART_SESSIONS, chart_png
 from ..market.core import (
     ROLES, Abstention, Bar, ForumPost, Fundamentals, Headline, MacroEvent, MarketObservation, PeerMove, Portfolio,
-    Decision, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
+    Decision, Failure, Season, Side, StockerError, TradeAction, Vote, Votes, digest)
 from ..council.council import Council, Moderator
-from ..market.episodes import FORUM_DAYS, MACRO_DAYS, NEWS_DAYS
+from ..market.episodes import FORUM_DAYS, MACRO_DAYS, NEWS_DAYS, chart_title
 from ..market.indicators import INDICATORS, shown
 from .client import Client, Messages, Reply
 from ..council.specialists import NAMES, age_in_days, known, own_return, percent, shortened
@@ -314,7 +314,8 @@ def question(
         raise StockerError(f'there is nothing to ask {role} about: {missing.reason}')
     ticker, date = outside_line(observation.ticker, 20), outside_line(observation.date, 10)
     evidence = PICTURE_NOTE if picture else SEATS[role].evidence(observation)
-    return f'{ticker}, {date}\n{evidence}\nYour vote on {ticker}, as one JSON object:'
+    known = ', prices split-adjusted' if observation.split_adjusted else ''
+    return f'{ticker}, {date}{known}\n{evidence}\nYour vote on {ticker}, as one JSON object:'
 
 # %% ../../nbs/llm/36_prompts.ipynb #3a57ee21
 def vote_messages(
@@ -326,7 +327,7 @@ def vote_messages(
     system, picture = system_prompt(role), images and role == 'chart_pattern'
     content = text = question(role, observation, picture)
     if picture:
-        url = chart_url(tuple(observation.bars), f'{observation.ticker} {observation.date}')
+        url = chart_url(tuple(observation.bars), chart_title(observation))
         content = [{'type': 'image_url', 'image_url': {'url': url}}, {'type': 'text', 'text': text}]
     return [{'role': 'system', 'content': system}, {'role': 'user', 'content': content}]
 
@@ -362,10 +363,10 @@ def vote_of(
     opening: str = '', # what its rationale shall begin with
 ) -> Vote | Abstention: # an abstention carries the reason
     "The vote in a reply."
-    if reply.problem: return Abstention(reason=f'no whole answer: {reply.problem}')
+    if reply.problem: return Failure(reason=f'no whole answer: {reply.problem}')
     answer = read_vote(reply.text)
     if isinstance(answer, Vote): return answer.model_copy(update={'rationale': opening + answer.rationale})
-    return Abstention(reason=f'unreadable: {answer.reason}; the answer begins "{shortened(reply.text, QUOTED_LENGTH)}"')
+    return Failure(reason=f'unreadable: {answer.reason}; the answer begins "{shortened(reply.text, QUOTED_LENGTH)}"')
 
 # %% ../../nbs/llm/36_prompts.ipynb #714a0130
 @dataclass(frozen=True)

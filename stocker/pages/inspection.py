@@ -19,7 +19,7 @@ import numpy as np
 from ..council.council import Moderator, Trace, VotedEpisode, read_trace, vote_mean
 from ..council.evaluation import Comparison, baselines, trace_result
 from ..market.core import (
-    Abstention, Decision, MarketObservation, Portfolio, StockerError, Vote, Votes, as_timing, plain)
+    Abstention, Decision, Failure, MarketObservation, Portfolio, StockerError, Vote, Votes, as_timing, plain)
 from ..market.episodes import Episode, moment
 from ..studies.seats import ballots, outcomes, seats_of
 from ..studies.tuning import checked_episode
@@ -109,10 +109,13 @@ class Inspection:
         weights = np.multiply(*ballots(self.voted, seats_of([self.voted]))) # an abstention, NaN, takes no side
         divided = (weights >= CLEAR).any(axis=1) & (weights <= -CLEAR).any(axis=1)
         missing = [any(isinstance(vote, Abstention) for vote in votes.values()) for votes in self.voted.votes]
+        unread = [step.decision.unreadable or any(isinstance(vote, Failure) for vote in step.decision.votes.values())
+                  for step in self.trace.steps]
         return {'trade': [step.step for step in self.trace.steps if step.traded],
                 'divided council': np.flatnonzero(divided).tolist(),
                 'worst regret': sorted(np.argsort(-self.regrets, kind='stable')[:5].tolist()),
-                'abstention': np.flatnonzero(missing).tolist()}
+                'abstention': np.flatnonzero(missing).tolist(), 'unreadable answer': np.flatnonzero(unread).tolist(),
+                'invalid order': [step.step for step in self.trace.steps if step.invalid]}
 
 
 def inspect(
@@ -194,6 +197,18 @@ def parting(
     if len(first.steps) != len(second.steps): raise StockerError('the runs differ in length: compare whole runs')
     return next((one.step for one, other in zip(first.steps, second.steps) if one.traded != other.traded), None)
 
+# %% ../../nbs/pages/62_inspection.ipynb #4b75f373
+COUNTED_SINCE = ('failures', 'unreadable', 'reason', 'invalid') # what summaries of earlier runs do not count
+
+
+def summary_forms(
+    summary: dict, # of a run
+) -> list[dict]: # plain values
+    "A summary as it is written today, and as it was before answers that could not be read were counted."
+    today = plain(summary)
+    def before(values: dict) -> dict: return {name: values[name] for name in values if name not in COUNTED_SINCE}
+    return [today, before(today) | {'results': [before(row) for row in today['results']]}]
+
 # %% ../../nbs/pages/62_inspection.ipynb #5ea76309
 def read_run(
     folder: str | Path, # with trace.jsonl, and summary.json if it is there
@@ -204,5 +219,5 @@ def read_run(
     if not summary.is_file(): return inspection
     try: recorded = json.loads(summary.read_text(encoding='utf-8'))
     except ValueError: raise StockerError(f'{summary}: this is no JSON; run the episode again') from None
-    if recorded == plain(inspection.comparison.summary): return inspection
+    if recorded in summary_forms(inspection.comparison.summary): return inspection
     raise StockerError(f'{summary}: it does not fit trace.jsonl; run the episode again')

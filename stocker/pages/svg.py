@@ -11,7 +11,7 @@ __all__ = ['SESSIONS_BEFORE', 'DASHES', 'Plane', 'plane_for', 'label', 'box', 'c
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -211,12 +211,15 @@ def candles_svg(
 ) -> Markup: # SVG
     "Candlesticks up to a day, with the trades made and some sessions before the first decision."
     start = max(0, episode.first - SESSIONS_BEFORE)
-    rows = episode.prices[['open', 'high', 'low', 'close']].to_numpy()[start:episode.first + episode.steps].tolist()
-    traded = [one for one in trace.steps if one.traded]
+    end, scales = episode.first + episode.steps, episode.scales # the picture is on the scale of the run's last day
+    rows = (episode.prices[['open', 'high', 'low', 'close']].to_numpy()[start:end] * scales[end - 1]).tolist()
+    traded = [replace(one, price=one.price * scales[end - 1] / scales[episode.first + one.step])
+              for one in trace.steps if one.traded]
     largest = max((abs(one.traded) for one in traded), default=1.0)
     heights = itertools.chain(*rows, (one.price for one in traded))
     plane = plane_for(start - episode.first - 0.7, len(trace.steps) - 0.3, heights)
-    parts = [*grid(plane, ',.0f'), label(LEFT, 16, f'{trace.ticker}, USD; triangles at the price of the fill')]
+    unknown = ', split-adjusted' if episode.share_splits is None else ''
+    parts = [*grid(plane, ',.0f'), label(LEFT, 16, f'{trace.ticker}, USD{unknown}; triangles at the price of the fill')]
     parts += [candle(plane, day, prices) for day, prices in enumerate(rows, start - episode.first)]
     parts += [curtain(plane, step), *days(plane, episode.dates)]
     parts += [triangle(plane, one, largest, step is None or one.step <= step) for one in traded]

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from ..council.council import Moderator, Trace, VotedEpisode, vote_mean
-from ..market.core import StockerError
+from ..market.core import StockerError, keep_files
 from ..market.episodes import Episode
 from .inspection import CHANGES, Inspection, inspect
 from .report import comparison_html, council_report_html, fill, framed, inspector_html, tuner_html
@@ -123,7 +123,7 @@ class RewardTuner(Panel):
         self,
         trace: Trace, # a whole run
         episode: Episode | None = None, # what it was played on; None where it is one of the three tasks
-        path: str | Path = 'chosen_settings.json', # where the button saves to
+        path: str | Path = 'chosen_settings.json', # where the button saves to; with a number beside others
     ):
         kit = toolkit()
         self.inspection, self.path = inspect(trace, episode), Path(path)
@@ -149,8 +149,10 @@ class RewardTuner(Panel):
         trace, episode = self.inspection.trace, self.inspection.episode
         settings = pd.DataFrame([asdict(trace.weights), asdict(self.weights)])
         try:
-            write_choice(self.path, trace, sweep(trace, settings, episode), self.weights, episode)
-            self.saved.value = str(safe(f'saved to {self.path}'))
+            table = sweep(trace, settings, episode)
+            [file] = keep_files(self.path.parent, {
+                self.path.name: lambda path: write_choice(path, trace, table, self.weights, episode)})
+            self.saved.value = str(safe(f'saved to {file}'))
         except OSError as error: self.saved.value = str(safe(f'not saved: {error.strerror}'))
 
 # %% ../../nbs/pages/64_widgets.ipynb #3bff6fdb

@@ -81,6 +81,14 @@ class HttpOrder(BaseModel):
     quantity: int = Field(0, strict=True, ge=-MOST_SHARES, le=MOST_SHARES, description='whole shares')
 
 
+class HttpClose(BaseModel):
+    "The end of a run over plain HTTP."
+
+    model_config = ConfigDict(extra='forbid')
+
+    episode_id: str = Field(max_length=255, description='as reset answered it')
+
+
 class HttpAnswer(BaseModel):
     "What reset and step answer, in OpenEnv's form."
 
@@ -138,6 +146,7 @@ class StockerObservation(Observation):
     forum: list[ForumRow] # last 7 days, oldest first
     macro: list[MacroRow] # last 14 days, oldest first
     peers: list[PeerRow] # peers, commodities, market
+    split_adjusted: bool = False # whether levels are divided by later splits, since no table of splits is known
 
 # %% ../../nbs/serving/71_client.ipynb #f41b4be1
 class StockerState(State):
@@ -164,7 +173,8 @@ def market_observation(
         seen.ticker, seen.date, seen.timing, seen.decided_at, tuple(Bar(*bar) for bar in seen.bars), seen.indicators,
         Season(**seen.season), Fundamentals(**seen.fundamentals) if seen.fundamentals else None,
         tuple(Headline(**row) for row in seen.news), tuple(ForumPost(**row) for row in seen.forum),
-        tuple(MacroEvent(**row) for row in seen.macro), tuple(PeerMove(**row) for row in seen.peers))
+        tuple(MacroEvent(**row) for row in seen.macro), tuple(PeerMove(**row) for row in seen.peers),
+        seen.split_adjusted)
 
 
 def portfolio(

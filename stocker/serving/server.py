@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['SERVED_SPLITS', 'KEPT_EPISODES', 'PING_SECONDS', 'PONG_SECONDS', 'LARGEST_FRAME', 'split_rows', 'served_rows',
-           'kept_episode', 'find_name', 'choose_served', 'Session', 'StockerEnvironment', 'HttpSessions', 'create_app',
-           'make_server', 'listen', 'served', 'serve']
+           'kept_episode', 'find_name', 'choose_served', 'Session', 'StockerEnvironment', 'create_app', 'make_server',
+           'listen', 'served', 'serve']
 
 # %% ../../nbs/serving/74_server.ipynb #5d1810dd
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -28,11 +29,11 @@ from .. import __version__
 from ..market.core import StockerError, Timing, data_path, plain
 from ..market.episodes import TASKS, Episode, load_task
 from ..market.histories import corpus_episode, load_corpus
-from stocker.serving.client import (
-    OPENENV, HttpAnswer, HttpFault, HttpOrder, ResetOptions, StockerAction, StockerObservation, StockerState,
-    need_openenv)
-from .limits import Guard, Limits, discreet
-from .page import episode_html, order_buttons, page_blocks
+from .client import (
+    OPENENV, HttpAnswer, HttpClose, HttpFault, HttpOrder, ResetOptions, StockerAction, StockerObservation,
+    StockerState, need_openenv)
+from .limits import NAME_THE_RUN, Guard, HttpSessions, Limits, NoRun, discreet
+from .page import episode_html, front_html, order_buttons, page_blocks
 from ..trading.engine import Run
 from ..trading.reward import RewardTerms, RewardWeights
 
@@ -207,13 +208,14 @@ class Session:
     ) -> StockerObservation:
         "What the client sees."
         run, asked, episode = self.run, self.asked, self.episode
+        cash, shares = run.standing
         public = public_parts(episode, Timing(asked.timing))[min(run.step, episode.steps - 1)]
         parts = terms and {'performance': terms.performance, 'inflation': terms.inflation,
                            'invalid_penalty': terms.penalty, 'bonus': terms.bonus}
         return PlainObservation.model_construct(
             **{**public, 'bars': public['bars'][-asked.bars:]}, metadata={}, reward=terms and terms.reward,
             done=run.over, episode_id=self.episode_id, task=episode.name, timing=asked.timing, step=run.step,
-            steps=episode.steps, cash=run.cash, shares=int(run.shares), price=run.known[run.step],
+            steps=episode.steps, cash=cash, shares=int(shares), price=run.known[run.step],
             portfolio_value=run.value, starting_cash=run.starting_cash,
             transaction_cost=run.weights.transaction_cost, max_drawdown=run.max_drawdown,
             traded=None if traded is None else int(traded), invalid=invalid, reward_parts=parts)
@@ -221,10 +223,10 @@ class Session:
     @property
     def state(self) -> StockerState:
         "Where the run stands, exactly."
-        run = self.run
+        run, (cash, shares) = self.run, self.run.standing
         return StockerState(
             episode_id=self.episode_id, step_count=run.step, task=self.episode.name, timing=self.asked.timing,
-            steps=self.episode.steps, done=run.over, cash=run.cash, shares=int(run.shares), portfolio_value=run.value,
+            steps=self.episode.steps, done=run.over, cash=cash, shares=int(shares), portfolio_value=run.value,
             peak=run.peak, max_drawdown=run.max_drawdown, total_reward=self.total_reward)
 
 # %% ../../nbs/serving/74_server.ipynb #f2d96e35
@@ -343,45 +345,6 @@ class StockerEnvironment(Environment):
         if index < 0: raise IndexError(f'{split} begins at 0')
         return self.list_tasks(split)[index]
 
-# %% ../../nbs/serving/74_server.ipynb #16a1f0b4
-class HttpSessions:
-    "Environments by episode id, for clients without a connection."
-
-    def __init__(
-        self,
-        limits: Limits, # how many there may be, and how long they may be idle
-        clock: Callable[[], float] = time.monotonic, # seconds
-    ):
-        self.limits, self.clock, self.table = limits, clock, {}
-
-    def _sweep(self) -> None:
-        "Drop what has been idle for too long; where the table is full, also what is over."
-        now, idle = self.clock(), self.limits.idle_seconds
-        self.table = {name: entry for name, entry in self.table.items() if now - entry[1] <= idle}
-        if len(self.table) < self.limits.max_sessions: return
-        self.table = {name: entry for name, entry in self.table.items() if not entry[0].session.run.over}
-
-    def keep(
-        self,
-        environment: StockerEnvironment, # just reset
-    ) -> bool: # whether there was room
-        "Put a run in its place; the same id again begins it anew."
-        name = environment.session.episode_id
-        if name not in self.table: self._sweep()
-        if name not in self.table and len(self.table) >= self.limits.max_sessions: return False
-        self.table[name] = environment, self.clock()
-        return True
-
-    def find(
-        self,
-        name: str, # episode id
-    ) -> StockerEnvironment | None: # None where there is no such run
-        "A run, which from now on counts as busy."
-        entry = self.table.get(name)
-        if entry is None or self.clock() - entry[1] > self.limits.idle_seconds: return None
-        self.table[name] = entry[0], self.clock()
-        return entry[0]
-
 # %% ../../nbs/serving/74_server.ipynb #dd5b5741
 def http_answer(
     observation: StockerObservation, # to be sent
@@ -391,48 +354,48 @@ def http_answer(
     return {name: value for name, value in serialize_observation(observation).items() if name != 'metadata'}
 
 
-NAME_THE_RUN = 'POST /reset begins an episode and answers its episode_id'
-FAULTS: dict[int, str] = {404: 'no such episode', 409: 'the episode is over', 503: 'no room for another episode'}
+FAULTS: dict[int, str] = {404: 'no such episode', 409: 'the last decision of the episode has been taken',
+                          410: 'the episode has ended: it was closed, was idle for too long or gave way to another'}
 
 
 def http_walk(
     sessions: HttpSessions, # where runs are kept
     make: Callable[[], StockerEnvironment], # a new environment
 ) -> 'APIRouter':
-    "reset, step and state over plain HTTP."
+    "reset, step, state and close over plain HTTP."
     from fastapi import APIRouter, HTTPException
     router = APIRouter(tags=['Environment Control'])
     documented = {status: {'model': HttpFault, 'description': text} for status, text in FAULTS.items()}
-
-    def find(name: str) -> StockerEnvironment:
-        "A run, or 404."
-        if (environment := sessions.find(name)) is not None: return environment
-        raise HTTPException(404, f'no episode {name[:60]!r} here: {NAME_THE_RUN}')
 
     @router.post('/reset', response_model=HttpAnswer, responses=documented, summary='Begin an episode')
     async def reset(options: ResetOptions = ResetOptions()) -> dict[str, Any]:
         "The first observation of an episode, which names it."
         environment = make()
         observation = await environment.reset_async(**options.model_dump())
-        if sessions.keep(environment): return http_answer(observation)
-        raise HTTPException(503, f'all {sessions.limits.max_sessions} places are taken: finish one, or try later')
+        sessions.keep(environment)
+        return http_answer(observation)
 
     @router.post('/step', response_model=HttpAnswer, responses=documented, summary='Give an order')
     async def step(order: HttpOrder) -> dict[str, Any]:
         "What an order came to, and the next observation."
-        environment = find(order.episode_id)
+        environment = sessions.find(order.episode_id)
         if environment.session.run.over: raise HTTPException(409, 'the episode is over: begin one with POST /reset')
         return http_answer(environment.step(StockerAction(side=order.side, quantity=order.quantity)))
 
     @router.get('/state', response_model=StockerState, responses=documented, summary='Where a run stands')
     async def state(episode_id: str) -> StockerState:
         "Where the run stands."
-        return find(episode_id).state
+        return sessions.find(episode_id).state
+
+    @router.post('/close', response_model=StockerState, responses=documented, summary='End a run')
+    async def close(run: HttpClose) -> StockerState:
+        "Where the run stood; its place is free."
+        return sessions.close(run.episode_id).state
 
     return router
 
 # %% ../../nbs/serving/74_server.ipynb #0a3f5341
-REPLACED = ('/reset', '/step', '/state', '/mcp', '/ws/ui', '/web/reset', '/web/step', '/web/state')
+REPLACED = ('/', '/reset', '/step', '/state', '/mcp', '/ws/ui', '/web/reset', '/web/step', '/web/state')
 
 
 def no_tools() -> dict[str, Any]:
@@ -450,6 +413,11 @@ def add_faults(
     from fastapi.responses import JSONResponse
     which = {('body', 'episode_id'), ('query', 'episode_id')}
 
+    @app.exception_handler(NoRun)
+    async def gone(request: Request, error: NoRun) -> JSONResponse:
+        "A request about a run that is not there."
+        return JSONResponse({'detail': str(error)}, error.status)
+
     @app.exception_handler(StockerError)
     async def refused(request: Request, error: StockerError) -> JSONResponse:
         "A request that cannot be met."
@@ -463,14 +431,38 @@ def add_faults(
             if fault['type'] == 'missing' and fault['loc'] in which: fault['msg'] = f'{NAME_THE_RUN}: name it'
         return JSONResponse({'detail': faults}, 422)
 
+# %% ../../nbs/serving/74_server.ipynb #0a3f5342
+PLACES: dict[str, str] = {
+    '/web/': 'play an episode by hand', '/docs': 'every route, to be tried', '/openapi.json': 'the same for programs',
+    '/schema': 'action, observation and state', '/metadata': 'name and version', '/stocker/splits': 'the episodes',
+    '/health': 'whether it is well'}
+
+
+def add_front(
+    app: 'FastAPI', # to be changed
+) -> None:
+    "A page at / that says what this is, with links to the routes that are there."
+    from fastapi.responses import HTMLResponse
+    there = {getattr(route, 'path', '').rstrip('/') for route in app.router.routes} | {'/stocker/splits'}
+    links = {path: about for path, about in PLACES.items() if path.rstrip('/') in there}
+    page = front_html(StockerEnvironment().get_metadata().description, __version__, links)
+
+    @app.get('/', include_in_schema=False)
+    async def front() -> HTMLResponse:
+        "What this is."
+        return HTMLResponse(page)
+
+
 # %% ../../nbs/serving/74_server.ipynb #582ac19a
 def create_app(
     weights: RewardWeights = RewardWeights(), # what the reward is made of
     limits: Limits = Limits(), # what clients may use
     episodes: Sequence[Episode] = (), # to be played beside those of the data set
+    allowed_hosts: Sequence[str] = (), # names and web pages that are let in beside this machine's own, e.g. *.hf.space
 ) -> 'FastAPI':
     "The application: OpenEnv's protocol on /ws, the plain walk on /reset and /step, tasks, schemas, health."
     need_openenv()
+    from fastapi.middleware.cors import CORSMiddleware
     from openenv.core.env_server.http_server import create_app as openenv_app
 
     def make() -> StockerEnvironment:
@@ -485,7 +477,9 @@ def create_app(
     app.include_router(http_walk(HttpSessions(limits), make))
     app.post('/mcp', tags=['Environment Info'], summary='No tools')(no_tools)
     add_faults(app)
-    app.add_middleware(Guard, limits=limits)
+    add_front(app)
+    if allowed_hosts: app.add_middleware(CORSMiddleware, allow_origins=['*'], allow_methods=['*'], allow_headers=['*'])
+    app.add_middleware(Guard, limits=limits, allowed_hosts=allowed_hosts) # comes first: whoever gets past it may read
     return app
 
 # %% ../../nbs/serving/74_server.ipynb #17d7d82d
@@ -540,15 +534,27 @@ def listen(
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     try: listener = socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
-        raise StockerError(f'port {port} of {host} cannot be opened ({error.strerror}): choose another') from None
+        about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = '--port 0 takes any that is free' if about_port else '--host takes an address of this machine'
+        cause = str(error.strerror).partition(' (while')[0]
+        raise StockerError(f'port {port} of {host} cannot be opened ({cause}): {remedy}') from None
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+# %% ../../nbs/serving/74_server.ipynb #709d5488
+def address_of(
+    listener: socket.socket, # an open port
+) -> str: # e.g. http://127.0.0.1:40123
+    "Where a server on this port is reached."
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
 
 # %% ../../nbs/serving/74_server.ipynb #b22b8d8d
 @contextmanager
 def served(
     limits: Limits = Limits(), # what clients may use
-    **options, # of `create_app`: weights, episodes
+    **options, # of `create_app`: weights, episodes, allowed_hosts
 ) -> Iterator[str]: # where it listens, e.g. http://127.0.0.1:40123
     "A server in a thread, until the block ends."
     listener = listen('127.0.0.1', 0)
@@ -558,7 +564,7 @@ def served(
     try:
         while not server.started and thread.is_alive(): time.sleep(0.01)
         if not server.started: raise StockerError('the server did not start; its log says why')
-        yield f'http://127.0.0.1:{listener.getsockname()[1]}'
+        yield address_of(listener)
     finally:
         server.should_exit = True
         thread.join()
@@ -569,12 +575,15 @@ def serve(
     host: str = '127.0.0.1', # address to listen on; only this machine reaches the default
     port: int = 8000, # port to listen on
     limits: Limits = Limits(), # what clients may use
+    allowed_hosts: Sequence[str] = (), # names and web pages that are let in beside this machine's own
+    announce: Callable[[str], Any] = print, # is told the address, once the port is held
 ) -> None:
     "Serve until interrupted or terminated."
     need_openenv()
     listener = listen(host, port)
-    server = make_server(create_app(limits=limits), limits)
+    server = make_server(create_app(limits=limits, allowed_hosts=allowed_hosts), limits)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    announce(address_of(listener))
     try: server.run(sockets=[listener])
     except KeyboardInterrupt: pass
     finally:

@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, write_atomically
+from ..market.core import SESSIONS_A_YEAR, StockerError, canonical_json, known, write_atomically
+from ..market.episodes import comparable
 from ..trading.engine import market_path, play_orders
 from ..trading.orders import switch_orders
 from ..trading.reward import RewardWeights
@@ -97,8 +98,9 @@ def switching_before(
     "A policy that knows the next price."
     def make(voted: VotedEpisode, weights: RewardWeights) -> np.ndarray:
         "Look one price ahead."
-        path = market_path(voted.episode, voted.timing)
-        ahead = np.append(path.fills[1:], path.marks[-1]) - path.fills
+        market = voted.episode.market(voted.timing)
+        fills, marks = comparable(market, 'fills'), comparable(market, 'marks')
+        ahead = np.append(fills[1:], marks[-1]) - fills
         return switch_orders(ahead > 0 if rise else ahead < 0)
     return OrderMaker(make)
 
@@ -200,7 +202,7 @@ def block_of(
     starts: Sequence[str], # (blocks,) ISO date of the first day of each block, in order
 ) -> np.ndarray: # number of the block that each date lies in
     "Which block of time a date belongs to."
-    return np.maximum(0, np.searchsorted(np.array(starts), np.array(dates), side='right') - 1)
+    return np.array([max(0, known(starts, day) - 1) for day in dates])
 
 # %% ../../nbs/studies/45_fidelity.ipynb #bc1fd0a7
 def block_starts(

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from ..market.core import StockerError, Timing, as_timing, data_path
-from ..market.episodes import STARTING_CASH, Market
+from ..market.episodes import STARTING_CASH, Market, as_paid
 from ..market.histories import Corpus, Histories, SPLITS, exchange_days
-from ..trading.engine import MarketPath, max_drawdown, play_orders, prepare_path
-from ..trading.orders import fractional_limit, greedy_orders, switch_orders
+from ..trading.engine import MarketPath, ideal_orders, max_drawdown, play_orders, prepare_path
+from ..trading.orders import fractional_limit, switch_orders
 from ..trading.reward import RewardWeights
 
 # %% ../../nbs/studies/41_rules.ipynb #c4134bab
@@ -60,13 +60,13 @@ def side_by_side(
     index: pd.DataFrame, # rows of the index of a corpus
     histories: Histories, # price tables it was made of
     steps: int, # decisions in each episode
-    values: Callable[[pd.DataFrame], np.ndarray], # price table -> one value a row
+    values: Callable[[pd.DataFrame, str], np.ndarray], # price table and its ticker -> one value a row
 ) -> np.ndarray: # (steps, episodes)
     "Something that is computed for each price table, cut into the windows of the index."
     parts, order = [], []
     for ticker, rows in index.groupby('ticker').indices.items():
         table, days = histories.tables[ticker], index['first'].to_numpy()[rows].astype('datetime64[us]')
-        parts.append(values(table)[table.index.searchsorted(days) + np.arange(steps)[:, None]])
+        parts.append(values(table, ticker)[table.index.searchsorted(days) + np.arange(steps)[:, None]])
         order.append(rows)
     return np.concatenate(parts, axis=1)[:, np.argsort(np.concatenate(order))]
 
@@ -81,11 +81,12 @@ def corpus_path(
     "What runs on many episodes are played on."
     def column(name: str, later: int) -> np.ndarray:
         "A column of the price tables, some sessions after each decision."
-        return side_by_side(index, histories, steps, lambda prices: np.roll(prices[name].to_numpy(), -later))
+        return side_by_side(index, histories, steps, lambda prices, ticker: np.roll(prices[name].to_numpy(), -later))
     close = column('close', 0)
     market = Market(close, close, close)
     if timing is Timing.NEXT_OPEN: market = Market(column('open', 1), column('close', 1), close)
-    return prepare_path(market, STARTING_CASH, transaction_cost)
+    scales = side_by_side(index, histories, steps, lambda prices, ticker: histories.scales(ticker))
+    return prepare_path(as_paid(market, scales), STARTING_CASH, transaction_cost)
 
 # %% ../../nbs/studies/41_rules.ipynb #83a900c8
 def play_rules(
@@ -99,11 +100,11 @@ def play_rules(
     path = corpus_path(index, histories, steps, timing, weights.transaction_cost)
     orders = {}
     for name, rule in RULES.items():
-        owned = side_by_side(index, histories, steps, lambda prices, rule=rule: rule(prices['close']))
+        owned = side_by_side(index, histories, steps, lambda prices, ticker, rule=rule: rule(prices['close']))
         orders[name] = switch_orders(owned)
-    orders['ideal'] = greedy_orders(path.fills, path.marks)
+    orders['ideal'] = ideal_orders(path)
     run = play_orders(path, np.hstack([*orders.values()]), weights, np.tile(np.arange(len(index)), len(orders)))
-    cash, shares, _ = fractional_limit(path.fills, STARTING_CASH, weights.transaction_cost)
+    cash, shares, _ = fractional_limit(path.fills, STARTING_CASH, weights.transaction_cost, path.splits)
     limit = np.maximum(cash, shares * path.marks[-1]) / STARTING_CASH - 1.0
     return pd.concat([index] * len(orders), ignore_index=True).assign(
         policy=np.repeat([*orders], len(index)), reward=run.rewards.sum(axis=0),

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['CHECKED', 'MOST_CHECKED', 'SETTINGS', 'SEED_GRID', 'SETTING_LIMITS', 'CELLS_AT_ONCE', 'ADDED_TOGETHER', 'ADDED_CELLS',
-           'NUMBER_COLUMNS', 'TRIED_ORDERS', 'NO_DIFFERENCE', 'trace_episode', 'Outcome', 'rerun', 'checked_episode',
-           'replay', 'seed_grid', 'random_settings', 'ManyWeights', 'read_settings', 'read_grid', 'sweep', 'heat_map',
-           'group_rewards', 'group_advantages', 'setting_classes', 'choose', 'write_choice', 'format_choice',
-           'write_sweep', 'find_trace']
+           'NUMBER_COLUMNS', 'TRIED_ORDERS', 'NO_DIFFERENCE', 'NEVER_TRADED', 'trace_episode', 'Outcome', 'rerun',
+           'checked_episode', 'replay', 'seed_grid', 'random_settings', 'ManyWeights', 'read_settings', 'read_grid',
+           'sweep', 'heat_map', 'group_rewards', 'group_advantages', 'setting_classes', 'choose', 'write_choice',
+           'format_choice', 'write_sweep', 'find_trace']
 
 # %% ../../nbs/studies/44_tuning.ipynb #70287faf
 import json
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..market.core import StockerError, Timing, as_timing, digest, write_json
+from ..market.core import StockerError, Timing, as_timing, digest, keep_files, write_json
 from ..market.data import write_table
 from ..market.episodes import TASKS, Episode, load_task
 from ..trading.engine import Run, Runs, Start, market_path, prepare_path, signed_orders, simulate
@@ -34,7 +34,7 @@ from ..trading.orders import ALL_SHARES
 from ..trading.reward import RewardTerms, RewardWeights
 from ..council.cache import observation_digest
 from ..council.council import Trace, play, read_trace, rule_council
-from ..council.evaluation import write_picture
+from ..council.evaluation import reading, write_picture
 
 if TYPE_CHECKING: # drawing loads when it is used
     from matplotlib.axes import Axes
@@ -300,7 +300,9 @@ def sweep(
     settings: pd.DataFrame, # the columns of SETTINGS, and `invalid_penalty` if it is to differ; one row a setting
     episode: Episode | None = None, # what the trace was played on; None where it is one of the three tasks
 ) -> pd.DataFrame: # the settings with total, final_value in USD and trades; rows as in `settings`
-    "Replay a trace under every setting of a table."
+    "Replay a trace under every setting of a table; one of which nothing could be read is a `StockerError`."
+    if (read := reading([step.decision for step in trace.steps])).nothing:
+        raise StockerError(f'{trace.episode}, {trace.council}: {read.text}; there are no decisions to grade')
     episode, weights = checked_episode(trace, episode), read_settings(settings, trace.weights.invalid_penalty)
     market, orders, results = episode.market(trace.timing), recorded_orders(trace), np.empty((3, len(settings)))
     by_fee = np.argsort(weights.transaction_cost, kind='stable')
@@ -435,6 +437,9 @@ def setting_classes(
     return np.array(classes)
 
 # %% ../../nbs/studies/44_tuning.ipynb #2d0fbbc1
+NEVER_TRADED = 'This run never traded: every total is that of holding cash.'
+
+
 def choose(
     table: pd.DataFrame, # from `sweep`
     weights: RewardWeights = RewardWeights(), # the setting asked for; the nearest one in the table is taken
@@ -447,6 +452,7 @@ def choose(
     found = 'was asked for' if distance.min() == 0 else 'is the nearest in the table to what was asked for'
     reason = (f'This setting {found}. The totals, {total.min():+.4f} to {total.max():+.4f} over {len(table)} settings, '
               'grade the same orders: they follow the scale of the weights and are no reason to take another.')
+    if not table.trades.any(): reason = f'{NEVER_TRADED} {reason}'
     world = ['transaction_cost', 'annual_inflation']
     alike = table[table[world].eq(chosen[world]).all(axis=1)]
     rivals = {'the largest total': table, 'the largest total under the same fee and inflation': alike}
@@ -480,8 +486,10 @@ def format_choice(
     def setting(row: dict[str, float], total: float) -> str:
         "One setting and its total."
         return ', '.join(f'{name} {row[name]:.4g}' for name in ManyWeights._fields) + f': total {total:+.4f}'
-    return '\n'.join([f"choice: {setting(choice['choice'], choice['total'])}", choice['reason'],
-                      *(f"{rival['what']}: {setting(rival, rival['total'])}" for rival in choice['alternatives'])])
+    head = [f"choice: {setting(choice['choice'], choice['total'])}", choice['reason']]
+    if NEVER_TRADED in choice['reason']: head.reverse()
+    return '\n'.join([*head, *(
+        f"{rival['what']}: {setting(rival, rival['total'])}" for rival in choice['alternatives'])])
 
 # %% ../../nbs/studies/44_tuning.ipynb #c2031e43
 def write_sweep(
@@ -491,15 +499,13 @@ def write_sweep(
     weights: RewardWeights = RewardWeights(), # the setting asked for; the nearest one in the table is taken
     episode: Episode | None = None, # what the trace was played on; None where it is one of the three tasks
 ) -> list[Path]: # the files
-    "Write chosen_settings.json and sweep.parquet, and for a whole grid heat_map.png."
-    choice, rows, picture = (Path(folder)/name for name in ('chosen_settings.json', 'sweep.parquet', 'heat_map.png'))
-    write_choice(choice, trace, table, weights, episode)
-    picture.unlink(missing_ok=True) # an earlier sweep's would not fit this table
-    write_table(table, rows)
-    if not fits_heat_map(table): return [choice, rows]
-    figure = heat_map(table, f'{trace.episode}, {trace.council}: total reward of {len(table)} settings')
-    write_picture(picture, figure)
-    return [choice, rows, picture]
+    "Write chosen_settings.json and sweep.parquet, and for a whole grid heat_map.png; with a number beside others."
+    title = f'{trace.episode}, {trace.council}: total reward of {len(table)} settings'
+    writers = {'chosen_settings.json': lambda path: write_choice(path, trace, table, weights, episode),
+               'sweep.parquet': lambda path: write_table(table, path),
+               'heat_map.png': lambda path: write_picture(path, heat_map(table, title))}
+    if not fits_heat_map(table): del writers['heat_map.png']
+    return keep_files(folder, writers)
 
 # %% ../../nbs/studies/44_tuning.ipynb #1c3ccbbd
 def find_trace(

@@ -167,7 +167,7 @@ def make_world(
         sessions, storm = world_sessions(number, steps), stormy and bool(for_storms.random() < 0.5)
         volatility = swings(len(sessions), storm, for_storms) if stormy else VOLATILITY
         prices = martingale_prices(for_prices, sessions, WARM_UP_SESSIONS, volatility)
-        episode = Episode(f'{name}-{number}', ticker, prices, WARM_UP_SESSIONS, steps)
+        episode = Episode(f'{name}-{number}', ticker, prices, WARM_UP_SESSIONS, steps, share_splits=())
         moves = directions(episode.market(timing))
         signs = vote_signs(for_votes, moves, np.full(steps, storm), apart, knowledge, herd)
         voted.append(VotedEpisode(episode, timing, worded_votes(for_votes, signs)))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PATH_ARRAYS', 'WORTH_COMPILING', 'PLAIN_STEPS', 'WORTH_THREADS', 'max_drawdown', 'MarketPath', 'Start', 'Run',
-           'Played', 'Runs', 'beginnings', 'simulate', 'signed_orders', 'play_orders', 'prepare_path', 'market_path',
-           'stack_paths']
+           'Played', 'shares_held', 'Runs', 'beginnings', 'simulate', 'signed_orders', 'play_orders', 'ideal_orders',
+           'prepare_path', 'market_path', 'stack_paths']
 
 # %% ../../nbs/trading/13_engine.ipynb #f3f139f8
 import hashlib
@@ -23,9 +23,9 @@ import numpy as np
 
 from ..market.conditions import conditions_at
 from ..market.core import Conditions, Decision, Portfolio, StockerError, Timing, as_timing, cache_folder
-from ..market.episodes import Episode, Market
+from ..market.episodes import Episode, Market, comparable
 from .orders import (
-    ALL_SHARES, affordable_quantity, fill_order, greedy_orders, optimal_orders)
+    ALL_SHARES, affordable_quantity, fill_order, greedy_orders, optimal_orders, split_holding)
 from .reward import (
     RewardTerms, RewardWeights, ideal_scale, inflation_growth, reward_terms, trajectory_bonus)
 
@@ -66,6 +66,7 @@ class MarketPath:
     steps: np.ndarray # (...) decisions of each path
     starting_cash: np.ndarray # (...) USD
     transaction_cost: np.ndarray # (...) fee as a fraction of what is traded
+    splits: np.ndarray | None = None # (steps, ...) shares that come for one before each decision; None: no split
     conditions: Callable[[int], Conditions] | None = None # of a single path: what kind of market it is at a step
 
     @cached_property
@@ -94,9 +95,16 @@ class MarketPath:
         return [*self.closes.tolist(), float(self.marks[-1])]
 
     @cached_property
+    def split_steps(self) -> dict[int, float]: # of a single path
+        "Decisions that a split comes before, and how many shares come for one."
+        if self.splits is None: return {}
+        return {int(step): float(self.splits[step]) for step in np.flatnonzero(self.splits != 1)}
+
+    @cached_property
     def optimal_orders(self) -> np.ndarray: # (steps,) of a single path; shares bought (above zero) or sold (below zero)
         "The orders of the best run that whole shares and fees allow."
-        return optimal_orders(self.fills, self.marks, float(self.starting_cash), float(self.transaction_cost))
+        return optimal_orders(self.fills, self.marks, float(self.starting_cash), float(self.transaction_cost),
+                              self.splits, self.closes)
 
     @cached_property
     def optimal_pnl_pct(self) -> np.ndarray: # (steps,) of a single path, as a fraction of the starting cash
@@ -106,8 +114,8 @@ class MarketPath:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         "Everything a batch needs, with an axis of paths, as contiguous arrays."
-        tables = {name: np.ascontiguousarray(getattr(self, name).reshape(len(self.fills), -1))
-                  for name in ('fills', 'marks', 'ideal_pnl_pct')}
+        names = 'fills', 'marks', 'ideal_pnl_pct', *(('closes', 'splits') if self.splits is not None else ())
+        tables = {name: np.ascontiguousarray(getattr(self, name).reshape(len(self.fills), -1)) for name in names}
         numbers = {name: np.ascontiguousarray(np.reshape(getattr(self, name), -1))
                    for name in ('scale', 'starting_cash', 'transaction_cost', 'steps')}
         return {**tables, **numbers, 'ends': np.ascontiguousarray(self.buy_and_hold[-1].reshape(-1))}
@@ -119,7 +127,8 @@ class MarketPath:
         "One of several paths; the path itself where there is one."
         if self.fills.ndim == 1: return self
         steps, arrays = int(self.steps[place]), (getattr(self, name) for name in PATH_ARRAYS)
-        return MarketPath(*(array[:steps, place] if array.ndim == 2 else array[place] for array in arrays))
+        return MarketPath(*(None if array is None else array[:steps, place] if array.ndim == 2 else array[place]
+                            for array in arrays))
 
 
 PATH_ARRAYS = tuple(MarketPath.__dataclass_fields__)[:-1] # what a path consists of, but for `conditions`
@@ -140,7 +149,7 @@ class Run:
     "One portfolio on its way along a path."
 
     __slots__ = ('path', 'weights', 'starting_cash', 'known', 'step', 'cash', 'shares', 'peak', 'max_drawdown', 'value',
-                 'over', '_days', '_numbers')
+                 'over', 'splits', '_days', '_numbers')
 
     def __init__(
         self,
@@ -148,12 +157,13 @@ class Run:
         weights: RewardWeights = RewardWeights(), # what the reward is made of; the fee is the path's
         start: Start | None = None, # where it stands; None: at the beginning
     ):
-        self.path, self.weights, self.known = path, weights, path.known
+        self.path, self.weights, self.known, self.splits = path, weights, path.known, path.split_steps
         (self.starting_cash, *numbers), self._days = path.numbers, path.days(weights.annual_inflation)
         self._numbers = (*numbers, len(self._days), weights.w_performance, weights.w_inflation)
         cash = self.starting_cash
         _, self.step, self.cash, self.shares, self.peak, self.max_drawdown = start or (0, 0, cash, 0.0, cash, 0.0)
-        self.value = self.cash + self.shares * self.known[min(self.step, len(self._days))]
+        held = self.standing
+        self.value = held[0] + held[1] * self.known[min(self.step, len(self._days))]
         self.over = self.step >= len(self._days)
 
     @classmethod
@@ -174,6 +184,7 @@ class Run:
         "Fill one order, value the portfolio, grade the step; past the end it is a `StockerError`."
         if self.over: raise StockerError('the episode is over or has not begun: call reset() first')
         step, cash, shares, traded = self.step, self.cash, self.shares, 0.0
+        if step in self.splits: self.cash, self.shares = cash, shares = self.standing
         price, mark, ideal, growth = self._days[step]
         fee, scale, end, steps, w_performance, w_inflation = self._numbers
         if side and quantity > 0:
@@ -188,10 +199,17 @@ class Run:
             trajectory_bonus(value, end, fall) if self.over else 0.0, w_performance, w_inflation)
 
     @property
+    def standing(self) -> tuple[float, float]: # USD, whole shares
+        "Cash and shares at the next decision: where a split comes before it, what became of them."
+        if (ratio := self.splits.get(self.step)) is None: return self.cash, self.shares
+        cash, shares = split_holding(self.cash, self.shares, ratio, self.known[self.step])
+        return float(cash), float(shares)
+
+    @property
     def portfolio(self) -> Portfolio:
         "Where the run stands, for the moderator."
-        conditions = self.path.conditions
-        return Portfolio(self.step, len(self._days), self.cash, int(self.shares), self.known[self.step],
+        (cash, shares), conditions = self.standing, self.path.conditions
+        return Portfolio(self.step, len(self._days), cash, int(shares), self.known[self.step],
                          self.starting_cash, self._numbers[0], self.max_drawdown, conditions and conditions(self.step))
 
 # %% ../../nbs/trading/13_engine.ipynb #c4637205
@@ -216,6 +234,17 @@ class Played:
     ) -> 'Played':
         "One of many runs."
         return Played(*(array[:, number] for array in (self.rewards, self.values, self.traded, self.invalid)))
+
+
+def shares_held(
+    traded: np.ndarray, # (steps, ...) shares bought (above zero) or sold (below zero)
+    splits: np.ndarray | None, # (steps, ...) shares that come for one before each decision; None: no split
+) -> np.ndarray: # (steps, ...) whole shares after each decision
+    "What is held after each decision of a run that began without shares."
+    if splits is None: return np.cumsum(traded, axis=0)
+    held = np.array(traded, dtype=np.float64)
+    for step in range(1, len(held)): held[step] += split_holding(0.0, held[step - 1], splits[step], 0.0)[1]
+    return held
 
 # %% ../../nbs/trading/13_engine.ipynb #f9e684d2
 def _value_row(
@@ -377,13 +406,33 @@ class Runs:
 
     @property
     def cash(self) -> np.ndarray: # (runs,) USD
-        "What each run has."
-        return self.state[0]
+        "What each run has at its next decision."
+        return self.standing[0]
 
     @property
     def shares(self) -> np.ndarray: # (runs,) whole shares
-        "What each run holds."
-        return self.state[1]
+        "What each run holds at its next decision."
+        return self.standing[1]
+
+    @property
+    def standing(self) -> tuple[np.ndarray, np.ndarray]: # (runs,) USD, and whole shares
+        "Cash and shares at the next decision: where a split comes before it, what became of them."
+        if self.path.splits is None: return self.state[0], self.state[1]
+        at, last = self.path.columns, self.path.columns['steps'][self.place] - 1
+        where = np.minimum(self.step, last), self.place
+        ratio = np.where(self.step <= last, at['splits'][where], 1.0)
+        return split_holding(self.state[0], self.state[1], ratio, at['closes'][where])
+
+    def _stretches(
+        self,
+        rows: int, # decisions to come
+    ) -> list[tuple[int, int]]: # first row, and the one after the last
+        "The decisions to come, cut where a split comes before one of any run."
+        at, last = self.path.columns, self.path.columns['steps'][self.place] - 1
+        step = self.step + np.arange(rows)[:, None]
+        split = (at['splits'][np.minimum(step, last), self.place] != 1) & (step <= last)
+        edges = np.unique([0, *np.flatnonzero(split.any(axis=1)), rows]).tolist()
+        return list(zip(edges, edges[1:]))
 
     def trade(
         self,
@@ -396,9 +445,13 @@ class Runs:
         outcome = Played(*(np.empty(sides.shape) for _ in range(3)), np.empty(sides.shape, bool))
         loaded = compiled.cache_info().currsize or PLAIN_STEPS['played'] + sides.size >= WORTH_COMPILING
         loop = compiled() if loaded else None
-        if loop: self._trade_compiled(loop, sides, quantities, outcome)
-        else: self._trade_plainly(sides, quantities, outcome)
-        self.step = self.step + len(sides)
+        if not loop: self._trade_plainly(sides, quantities, outcome)
+        elif self.path.splits is None: self._trade_compiled(loop, sides, quantities, outcome)
+        else:
+            for first, end in self._stretches(len(sides)): # the compiled loop knows nothing of splits
+                self.state[:2] = self.standing
+                parts = (getattr(outcome, name)[first:end] for name in ('rewards', 'values', 'traded', 'invalid'))
+                self._trade_compiled(loop, sides[first:end], quantities[first:end], Played(*parts))
         return outcome
 
     def _trade_compiled(self, loop: Callable, sides: np.ndarray, quantities: np.ndarray, outcome: Played) -> None:
@@ -414,6 +467,7 @@ class Runs:
         else:
             with ThreadPoolExecutor(cores) as pool:
                 list(pool.map(lambda core: loop(*fixed, edges[core], edges[core + 1], *written), range(cores)))
+        self.step = self.step + len(sides)
 
     @cached_property
     def _plain(self) -> list[Run]: # (runs,)
@@ -434,6 +488,7 @@ class Runs:
                 outcome.rewards[row, j], outcome.values[row, j] = terms.reward if terms else 0.0, run.value
                 outcome.traded[row, j], outcome.invalid[row, j] = traded, invalid
             self.state[:, j] = run.cash, run.shares, run.peak, run.max_drawdown
+        self.step = self.step + len(sides)
 
 
 def beginnings(
@@ -489,6 +544,13 @@ def play_orders(
     return simulate(path, *signed_orders(wanted), weights, place)
 
 # %% ../../nbs/trading/13_engine.ipynb #87f0051f
+def ideal_orders(
+    market: Market | MarketPath, # prices
+) -> np.ndarray: # (steps, ...) shares to buy or sell, as large as possible or 0
+    "The orders of greedy hindsight; a split is no fall."
+    return greedy_orders(comparable(market, 'fills'), comparable(market, 'marks'))
+
+
 def prepare_path(
     market: Market, # prices, with arrays (steps,) or (steps, episodes)
     starting_cash: float, # USD
@@ -501,14 +563,18 @@ def prepare_path(
     fills, marks, closes, cash, fees = (np.empty(size) for size in 3 * [whole] + 2 * [shape])
     for array, table in zip((fills, marks, closes), tables): array.T[:] = table.T
     cash[...], fees[...] = starting_cash, fee
+    splits = None if market.splits is None else np.array(np.broadcast_to(market.splits.T, whole[::-1]).T)
     bare = MarketPath(fills, marks, closes, np.zeros(whole), np.ones(whole), np.ones(shape),
-                      np.full(shape, len(fills)), cash, fees)
-    wanted = greedy_orders(*(table.reshape(len(fills), -1) for table in tables[:2])) # one column for all fees
+                      np.full(shape, len(fills)), cash, fees, splits)
+    wanted = ideal_orders(market).reshape(len(fills), -1) # one column for all fees
     sides, quantities = (np.broadcast_to(part, (len(fills), runs)) for part in signed_orders(wanted))
     greedy = simulate(bare, sides, quantities, place=np.arange(runs)).values.reshape(whole)
     keeping = Runs(bare, beginnings(bare, np.arange(runs)))
     keeping.trade(np.ones((1, runs)), np.full((1, runs), ALL_SHARES)) # buy all, and keep it
-    kept = (keeping.cash + keeping.shares * marks.reshape(len(fills), runs)).reshape(whole)
+    kept = (keeping.state[0] + keeping.state[1] * marks.reshape(len(fills), runs)).reshape(whole)
+    if splits is not None: # what is kept becomes more shares on the way
+        first = np.full((len(fills), runs), ALL_SHARES) * (np.arange(len(fills)) == 0)[:, None]
+        kept = play_orders(bare, first, place=np.arange(runs)).values.reshape(whole)
     ideal = greedy / starting_cash - 1.0
     return replace(bare, ideal_pnl_pct=ideal, buy_and_hold=kept, scale=np.asarray(ideal_scale(ideal[-1])))
 
@@ -538,8 +604,10 @@ def stack_paths(
 ) -> MarketPath: # arrays (steps, paths); short ones are filled up with their last entries
     "Several paths side by side."
     most = max(len(path.fills) for path in paths)
-    def side_by_side(name: str) -> np.ndarray:
+    def side_by_side(name: str) -> np.ndarray | None:
         "One array of all paths."
-        arrays = [np.asarray(getattr(path, name)) for path in paths]
+        if name == 'splits' and all(path.splits is None for path in paths): return None
+        arrays = [np.ones(len(path.fills)) if getattr(path, name) is None else np.asarray(getattr(path, name))
+                  for path in paths]
         return np.stack([np.pad(one, (0, most - len(one)), 'edge') if one.ndim else one for one in arrays], axis=-1)
     return MarketPath(*map(side_by_side, PATH_ARRAYS))

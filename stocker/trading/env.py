@@ -16,8 +16,9 @@ import gymnasium
 import numpy as np
 from pydantic import ValidationError
 
-from ..market.core import (
-    SIDE_CODES, SIDES, MarketObservation, Portfolio, StockerError, Timing, TradeAction, as_timing)
+from stocker.market.core import (
+    SIDE_CODES, SIDES, MarketObservation, Portfolio, StockerError, Timing, TradeAction, as_timing, excerpt,
+    is_finite)
 from ..market.episodes import FEATURES, TASKS, Episode, load_task
 from .engine import Played, Run, market_path, simulate
 from .reward import RewardWeights
@@ -33,7 +34,7 @@ def read_order(
     try: order = order if isinstance(order, TradeAction) else TradeAction.model_validate(order)
     except ValidationError as error:
         fault = error.errors()[0]
-        raise StockerError(f"action {order!r}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+        raise StockerError(f"action {excerpt(order)}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
     return SIDE_CODES[order.side.value], order.quantity
 
 # %% ../../nbs/trading/14_env.ipynb #02806fb1
@@ -44,11 +45,11 @@ def read_action(
     if type(action) is not tuple:
         if isinstance(action, np.ndarray): action = action.tolist()
         if not isinstance(action, (tuple, list)): return read_order(action)
-    if len(action) != 2: raise StockerError(f'action {action!r}: give two numbers, side code and quantity')
+    if len(action) != 2: raise StockerError(f'action {excerpt(action)}: give two numbers, side code and quantity')
     side, quantity = action
     if type(side) is not int or type(quantity) is not int: side, quantity = whole(side), whole(quantity)
     if 0 <= side <= 2: return side, quantity
-    raise StockerError(f'side {side!r}: use 0 hold, 1 buy, 2 sell')
+    raise StockerError(f'side {excerpt(side)}: use 0 hold, 1 buy, 2 sell')
 
 
 def whole(
@@ -56,7 +57,7 @@ def whole(
 ) -> int:
     "A whole number as Python's own; a fraction, a truth value or a text is a `StockerError`."
     if isinstance(number, (int, np.integer)) and not isinstance(number, bool): return int(number)
-    raise StockerError(f'{number!r} in an action: use a whole number')
+    raise StockerError(f'{excerpt(number)} in an action: use a whole number')
 
 # %% ../../nbs/trading/14_env.ipynb #f73757b8
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ class Snapshot:
     random_state: dict | None = None # state of the random generator; None before it was first used
 
     def __post_init__(self) -> None:
-        if type(self.step) is not int or self.step < 0: raise StockerError(f'snapshot: step = {self.step!r}')
+        if type(self.step) is not int or self.step < 0: raise StockerError(f'snapshot: step = {excerpt(self.step)}')
         for name in ('cash', 'shares', 'peak', 'max_drawdown', 'value'):
             number = getattr(self, name)
-            if isinstance(number, (int, float)) and 0 <= number < float('inf'): continue
-            raise StockerError(f'snapshot: {name} = {number!r} is not a finite number, zero or above')
+            if is_finite(number) and number >= 0: continue
+            raise StockerError(f'snapshot: {name} = {excerpt(number)} is not a finite number, zero or above')
 
     @staticmethod
     def from_json(
@@ -116,9 +117,10 @@ class ArrayObserver:
     def show(self) -> np.ndarray: # (features,), float32
         "The situation before the next decision."
         run, cells, step = self.run, self.cells, self.run.step
-        start, holding, end = run.starting_cash, run.shares * run.known[step], (step + 1) * self.width
-        cells[end - 5], cells[end - 4] = run.cash / start, holding / start
-        cells[end - 3], cells[end - 2] = (run.cash + holding) / start - 1.0, run.max_drawdown
+        cash, shares = run.standing if step in run.splits else (run.cash, run.shares)
+        start, holding, end = run.starting_cash, shares * run.known[step], (step + 1) * self.width
+        cells[end - 5], cells[end - 4] = cash / start, holding / start
+        cells[end - 3], cells[end - 2] = (cash + holding) / start - 1.0, run.max_drawdown
         return self.rows[step]
 
 # %% ../../nbs/trading/14_env.ipynb #7049ecca
@@ -131,7 +133,7 @@ def as_episodes(
     if isinstance(task, Sequence) and task and all(isinstance(one, Episode) for one in task):
         if len({one.name for one in task}) == len(task): return tuple(task)
         raise StockerError('two episodes have the same name: give each one of its own')
-    raise StockerError(f"{task!r} is no episode: give a task's name, 'all', an episode, or a list of episodes")
+    raise StockerError(f"{excerpt(task)} is no episode: give a task's name, 'all', an episode, or a list of episodes")
 
 # %% ../../nbs/trading/14_env.ipynb #d0163354
 def choose_episode(

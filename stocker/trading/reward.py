@@ -7,14 +7,13 @@ __all__ = ['LEAST_SCALE', 'make_terms', 'BONUS_LIMIT', 'FREE_DRAWDOWN', 'RewardW
            'RewardTerms', 'reward_terms', 'trajectory_bonus']
 
 # %% ../../nbs/trading/11_reward.ipynb #30f207f1
-import math
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from ..market.core import SESSIONS_A_YEAR, StockerError
+from ..market.core import SESSIONS_A_YEAR, StockerError, excerpt, is_finite
 
 # %% ../../nbs/trading/11_reward.ipynb #8d3b5ce5
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class RewardWeights:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise StockerError(f'{name} = {value!r}: it has to be a finite number, zero or above')
+            if not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
+                raise StockerError(f'{name} = {excerpt(value)}: it has to be a finite number, zero or above')
         if self.transaction_cost >= 1:
             raise StockerError(
                 f'transaction_cost = {self.transaction_cost}: a fee of the whole trade or more; give a fraction')

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['BRIEF_PROMPT', 'OLDEST_TORCHAO', 'T4_MEMORY', 'NF4_BITS', 'ADAPTER', 'brief_messages', 'brief_answer', 'load_student',
            'lora_settings', 'check_packages', 'precision', 'gemma4_e4b_config', 'count_weights', 'memory_plan',
-           'memory_advice', 'check_forward', 'load_weights', 'save_trained', 'trained_moderator', 'model_card']
+           'memory_advice', 'overflow', 'check_forward', 'load_weights', 'save_trained', 'trained_moderator',
+           'model_card']
 
 # %% ../../nbs/training/54_adapters.ipynb #7efd67f9
 import ast
@@ -22,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..market.core import Decision, Portfolio, StockerError, Votes, need, write_atomically, write_json
+from ..market.core import Decision, Portfolio, StockerError, Votes, need, sha256_of, write_atomically, write_json
 from ..llm.models import (
     adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
 from ..llm.prompts import QUESTION_FORM, trade_messages
@@ -95,11 +96,11 @@ def check_packages() -> None:
 
 # %% ../../nbs/training/54_adapters.ipynb #c29753de
 def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
-    "The number type to train in: 32 bits on a CPU, bfloat16 on cards that have it, float16 on the others."
+    "The number type to train in: bfloat16 on cards that have it, else 32 bits."
     import torch
     if not torch.cuda.is_available(): return {'use_cpu': True, 'bf16': False, 'fp16': False}
     has = torch.cuda.is_bf16_supported() and torch.cuda.get_device_capability()[0] >= 8
-    return {'use_cpu': False, 'bf16': has, 'fp16': not has}
+    return {'use_cpu': False, 'bf16': has, 'fp16': False}
 
 # %% ../../nbs/training/54_adapters.ipynb #300f510e
 RANGES: dict[str, tuple[float, float]] = { # least and most; a whole number where the least is one
@@ -259,10 +260,12 @@ NF4_BITS = 4 + 8/64 + 32/(64*256) # of a packed weight: itself, its scale, and t
 
 def memory_plan(
     config: 'Gemma4Config', # of the model
-    batch: int = 4, # answers that are worked on at a time: per_device_train_batch_size
+    batch: int = 2, # answers that are learned from at a time: per_device_train_batch_size
     prompt: int = 700, # tokens
     answer: int = 128, # tokens
     rank: int = 16, # of the adapter
+    together: int = 4, # answers that are written at a time: num_generations or more
+    width: int = 4, # bytes of a number that is computed with: 4 on a T4, 2 on cards with bfloat16
 ) -> dict[str, float]: # GB by part
     "What training with packed weights takes on a card, with gradient checkpointing."
     counts, text = count_weights(config), config.text_config
@@ -271,9 +274,10 @@ def memory_plan(
         'linear layers, 4 bit': counts['packed'] * NF4_BITS / 8,
         'embeddings and the rest, 16 bit': counts['other'] * 2,
         'adapter, its gradients and Adam, 32 bit': counts['adapted'] * rank * 16,
-        'activations kept for each layer': tokens * text.num_hidden_layers * text.hidden_size * 2,
-        'activations of one layer': tokens * (6 * text.intermediate_size + 12 * text.hidden_size) * 2,
-        'keys and values while answering': tokens * own * 2 * text.num_key_value_heads * 512 * 2,
+        'activations kept for each layer': tokens * text.num_hidden_layers * text.hidden_size * width,
+        'activations of one layer': tokens * (6 * text.intermediate_size + 12 * text.hidden_size) * width,
+        'keys and values while answering':
+            together * (prompt + answer) * own * 2 * text.num_key_value_heads * 512 * width,
         'scores of the vocabulary': batch * answer * text.vocab_size * 4 * 2,
         'CUDA itself': 0.8e9}
     return {name: size / 1e9 for name, size in bytes_of.items()}
@@ -293,18 +297,43 @@ def memory_advice(
             'gradient_accumulation_steps by the same factor, or shorten the answers.')
 
 # %% ../../nbs/training/54_adapters.ipynb #3731846c
+def overflow(
+    model: Any, # a torch model
+    inputs: Mapping[str, Any], # that it reads
+) -> str: # where its numbers end, and what helps
+    "Find the first layer whose numbers are not finite."
+    import torch
+    found: list[tuple[str, Any]] = []
+
+    def look(name: str, out: Any) -> None:
+        "Note a layer whose numbers are not finite."
+        if isinstance(out, torch.Tensor) and not out.isfinite().all(): found.append((name, out.dtype))
+    watched = [part.register_forward_hook(lambda part, given, out, name=name: look(name, out))
+               for name, part in model.named_modules()]
+    try: model(**inputs)
+    finally:
+        for hook in watched: hook.remove()
+    if not found: return 'its loss is not a number'
+    name, kind = found[0]
+    words = f"numbers overflow in {str(kind).removeprefix('torch.')}, first in {name}"
+    if kind != torch.float16: return f'{words}: its weights are damaged'
+    return f'{words}; load it with dtype=torch.float32 (packed weights stay packed), and leave fp16 out'
+
+
 def check_forward(
     model: Any, # a torch model, with or without an adapter
     student: Student, # how it is asked
     question: Question, # any
+    half: Any = None, # torch.dtype that the trainer multiplies in; None: as the model was loaded
 ) -> float: # loss, nats a token
     "Read a question with and without the cache; losses that differ or are not finite are a `StockerError`."
     import torch
     inputs = tokenized(student.tokenizer, [student.messages(*question)], return_tensors='pt').to(model.device)
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluating(model), torch.autocast(model.device.type, half, half is not None):
         one, other = (float(model(**inputs, labels=inputs['input_ids'], use_cache=cache).loss)
                       for cache in (True, False))
-    if math.isfinite(one) and math.isclose(one, other, rel_tol=0.02): return one
+        if not math.isfinite(one + other): raise StockerError(f'{student.name}: {overflow(model, inputs)}')
+    if math.isclose(one, other, rel_tol=0.02): return one
     raise StockerError(f'{student.name} reads the same text with a loss of {one:.3f} with its cache and {other:.3f} '
                        'without: upgrade transformers before training it')
 
@@ -339,6 +368,8 @@ def save_trained(
     write_json(folder/'adapter_config.json', {**settings, 'base_model_name_or_path': student.name})
     menu = next((name for name, menu in MENUS.items() if menu == student.menu), None)
     write_json(folder/QUESTION_FORM, {'messages': student.messages.__name__, **({'menu': menu} if menu else {})})
+    names = 'adapter_model.safetensors', 'adapter_config.json', QUESTION_FORM # a card may be written anew
+    write_json(folder/'manifest.json', {'files': {name: sha256_of(folder/name) for name in names}})
     with write_atomically(folder/'README.md') as temporary: temporary.write_text(card, encoding='utf-8')
 
 

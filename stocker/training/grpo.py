@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LARGE_SETTINGS', 'POCKET_SETTINGS', 'LISTED_SETTINGS', 'QUESTIONS_A_STEP', 'PATIENCE', 'TROUBLES', 'TrainingSettings',
-           'shared', 'Questions', 'Alarms', 'in_32_bits', 'make_trainer', 'Trained', 'train']
+           'shared', 'Questions', 'Alarms', 'in_32_bits', 'half_type', 'watch_scores', 'make_trainer', 'Trained',
+           'train']
 
 # %% ../../nbs/training/55_grpo.ipynb #2f99f9e4
 import importlib.util
@@ -29,7 +30,7 @@ from ..trading.objectives import OBJECTIVES
 from ..trading.reward import RewardWeights
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import read_object, text_tokenizer
+from ..llm.models import read_object, refuse_overflow, text_tokenizer
 from ..llm.prompts import decision_in
 from .adapters import (
     ADAPTER, check_forward, check_number, check_packages, check_trainer, load_student, load_weights, lora_settings,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/training/55_grpo.ipynb #dabe5b53
 LARGE_SETTINGS: dict[str, Any] = {
-    'per_device_train_batch_size': 4, 'gradient_accumulation_steps': 1, 'learning_rate': 5e-6, 'num_generations': 4}
+    'per_device_train_batch_size': 2, 'gradient_accumulation_steps': 2, 'learning_rate': 5e-6, 'num_generations': 4}
 POCKET_SETTINGS: dict[str, Any] = {
     'per_device_train_batch_size': 128, 'gradient_accumulation_steps': 1, 'learning_rate': 2e-3, 'num_generations': 8,
     'scale_rewards': 'batch', 'entropy_coef': 0.02, 'weight_decay': 0.0, 'warmup_steps': 5,
@@ -318,6 +319,25 @@ def in_32_bits(
         if part.requires_grad: part.data = part.data.float()
 
 
+def half_type(
+    config: 'GRPOConfig', # of a trainer
+) -> Any: # torch.dtype; None for 32 bits
+    "What a trainer multiplies matrices in."
+    import torch
+    return torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else None
+
+
+def watch_scores(
+    model: Any, # a `PeftModel`
+) -> None:
+    "Stop with a `StockerError` before an answer is drawn from scores that are not numbers."
+    import torch
+    def look(head: Any, given: Any, scores: Any) -> None:
+        "Look at the scores of the next tokens."
+        if not torch.is_grad_enabled(): refuse_overflow(None, scores)
+    model.get_output_embeddings().register_forward_hook(look)
+
+
 def make_trainer(
     questions: Questions, # who is trained, on what, and how
     config: 'GRPOConfig', # from `TrainingSettings.config`
@@ -339,6 +359,7 @@ def make_trainer(
         trainer.worths = MenuWorths(questions.episodes, student.menu, settings.horizon, objective)
     trainer.remove_callback(PrinterCallback)
     in_32_bits(trainer.model)
+    watch_scores(trainer.model)
     return trainer
 
 # %% ../../nbs/training/55_grpo.ipynb #5c6ef30b
@@ -487,6 +508,14 @@ def run_record(
             'reward_seconds': reward.seconds, **more, 'demonstrations': settings.demonstrations,
             'curriculum': settings.curriculum, 'answers': settings.answers, 'objective': settings.objective, 'log': log}
 
+# %% ../../nbs/training/55_grpo.ipynb #38dc1d69
+def check_unused(
+    out: Path, # folder of a new run
+) -> None:
+    "A folder that holds a run already is a `StockerError`."
+    kept = [path for path in (out/'run.json', *out.glob('checkpoints/checkpoint-*')) if path.exists()]
+    if kept: raise StockerError(f'{out}: a run lies there already; name another folder, or go on with resume')
+
 # %% ../../nbs/training/55_grpo.ipynb #a413de29
 @dataclass(frozen=True, eq=False)
 class Trained:
@@ -510,6 +539,7 @@ def train(
 ) -> Trained:
     "Train a moderator with GRPO, keep the checkpoint that did best in validation, and write it with its record."
     begin, out, config, alarms = time.perf_counter(), Path(settings.out), settings.config(), Alarms()
+    if not settings.resume: check_unused(out)
     checkpoint = last_checkpoint(out/'checkpoints') if settings.resume else None
     check_resumed(checkpoint, settings.steps_a_round)
     menu = None if settings.answers == 'drawn' else settings.answers
@@ -518,7 +548,7 @@ def train(
     episodes, validation = (EpisodeSet(part, settings.weights) for part in (splits.training, splits.validation))
     questions = Questions(episodes, replace(student, max_new_tokens=longest), settings)
     trainer = make_trainer(questions, config)
-    check_forward(trainer.model, questions.student, episodes.questions(episodes.beginnings[:1])[0])
+    check_forward(trainer.model, questions.student, episodes.questions(episodes.beginnings[:1])[0], half_type(config))
     if settings.demonstrations: warm_start(trainer.model, questions)
     scores = earlier_scores(checkpoint)
     trainer.add_callback(round_callback(questions, trainer.model, validation, scores, alarms))

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..market.core import (
-    ROLES, Abstention, Conditions, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, need,
-    package_path, sha256_of)
+    ROLES, Abstention, Conditions, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, check_files,
+    need, package_path, sha256_of)
 from ..trading.exposure import EXPOSURES, exposure_action
 from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
-from ..llm.models import chat_texts, damaged, evaluating, fold_system, text_tokenizer
+from ..llm.models import chat_texts, damaged, evaluating, fold_system, refuse_overflow, text_tokenizer
 from ..llm.prompts import decision_in
 from .questions import NUMBERS, Question, at_least, possible_order, random_question
 
@@ -355,7 +355,7 @@ class ModelModerator:
         sampling = {'do_sample': True, 'temperature': temperature, 'top_k': 0, 'top_p': 1.0}
         with torch.no_grad(), evaluating(self.model):
             said = self.model.generate(
-                **inputs.to(self.model.device), max_new_tokens=self.max_new_tokens,
+                **inputs.to(self.model.device), max_new_tokens=self.max_new_tokens, logits_processor=[refuse_overflow],
                 pad_token_id=text_tokenizer(self.tokenizer).pad_token_id,
                 **(sampling if temperature else {'do_sample': False}))
         return self.tokenizer.batch_decode(said[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)
@@ -462,7 +462,7 @@ def load_pocket(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
-    folder = Path(folder or package_path('pocket'))
+    folder = Path(folder) if folder else check_files(package_path('pocket'), package_path())
     if not (folder/'model.safetensors').is_file():
         raise StockerError(f'{folder}: there is no pocket model here; training/pretrain_pocket.ipynb makes one')
     shown = logging.is_progress_bar_enabled()

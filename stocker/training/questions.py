@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from ..market.core import (
-    ROLES, Abstention, Decision, Portfolio, Side, StockerError, TradeAction, Vote, Votes, digest)
-from ..market.episodes import TASKS, load_task
+    ROLES, Abstention, Decision, Portfolio, Side, StockerError, Timing, TradeAction, Vote, Votes, digest, known)
+from ..market.episodes import TASKS, comparable, load_task
 from ..market.histories import load_corpus, regimes
 from ..trading.engine import MarketPath, Played, Run, Start, market_path, stack_paths
 from ..trading.orders import affordable_quantity
@@ -258,7 +258,7 @@ def episode_regimes(
     episodes: EpisodeSet, # training episodes
 ) -> pd.DataFrame: # one row each: change, volatility, regime
     "What kind of market each episode is, by the prices at which its portfolio is valued."
-    return pd.concat([regimes(path.marks[None]) for path in episodes.paths], ignore_index=True)
+    return pd.concat([regimes(comparable(path, 'marks')[None]) for path in episodes.paths], ignore_index=True)
 
 # %% ../../nbs/training/51_questions.ipynb #179f382d
 CURRICULA: tuple[str, ...] = ('none', 'easy first', 'regimes')
@@ -303,6 +303,18 @@ class Splits:
                       {name: voted[:count] for name, voted in self.tests.items()})
 
 # %% ../../nbs/training/51_questions.ipynb #fa90e91a
+Tests = Mapping[str, Sequence[VotedEpisode]] # by the name of the test
+
+
+def under_both(
+    make: Callable[[str], Tests], # a timing in, tests out
+    timing: str, # of the training: 'close' or 'next_open'
+) -> dict[str, Sequence[VotedEpisode]]: # first under the timing of the training
+    "Tests under both timings; under the other one they carry its name."
+    other = next(one.value for one in Timing if one.value != timing)
+    return {**make(timing), **{f'{name}, {other}': voted for name, voted in make(other).items()}}
+
+
 def control_splits(
     name: str, # 'planted', 'placebo', or one of GRADES
     seed: int, # of the worlds and of the roles that stand apart
@@ -315,12 +327,15 @@ def control_splits(
                         for place, episodes in enumerate((128, 32))),
                       {f'{name}, unseen': graded_world(name, 2000 + seed, 64, timing, roles).episodes})
     make, role = {'planted': planted_world, 'placebo': placebo_world}[name], ROLES[seed % len(ROLES)]
-    options = {'informed' if name == 'planted' else 'apart': role, 'timing': timing}
-    training, validation, test = (make(1000 * place + seed, episodes, **options)
-                                  for place, episodes in enumerate((32, 8, 32)))
-    tests = {f'{name}, unseen': test.episodes}
-    if name == 'planted': tests['planted, informed role silenced'] = silence(test, role).episodes
-    return Splits(training.episodes, validation.episodes, tests)
+    options = {'informed' if name == 'planted' else 'apart': role}
+    training, validation = (make(1000 * place + seed, episodes, **options, timing=timing).episodes
+                            for place, episodes in enumerate((32, 8)))
+    def tests(timing: str) -> Tests:
+        "The test, and of a planted world the same without the role that knows."
+        test = make(2000 + seed, 32, **options, timing=timing)
+        silenced = {'planted, informed role silenced': silence(test, role).episodes} if name == 'planted' else {}
+        return {f'{name}, unseen': test.episodes, **silenced}
+    return Splits(training, validation, under_both(tests, timing))
 
 # %% ../../nbs/training/51_questions.ipynb #ef7be5f6
 YEARS_OF_THE_TASKS = '2022-09-01' # two months after the last validation episode; until the test begins
@@ -343,14 +358,17 @@ def corpus_splits(
 ) -> Splits:
     "Real episodes with the votes of the rule analysts."
     kept_apart = load_corpus('embargo')
+    later = known(kept_apart.index['first'].tolist(), YEARS_OF_THE_TASKS, before=True)
     corpora = {'training': (load_corpus('training'), training), 'validation': (load_corpus('validation'), validation),
-               'years of the tasks': (kept_apart.choose(kept_apart.index['first'] >= YEARS_OF_THE_TASKS), test),
+               'years of the tasks': (kept_apart[later:], test),
                'test': (load_corpus('test'), test)}
     chosen = {name: spread_out(corpus, count) for name, (corpus, count) in corpora.items()}
     chosen['tasks'] = [load_task(task) for task in TASKS]
-    voted = {split: tuple(collect_votes(RULE_ANALYSTS, episode, timing) for episode in episodes)
-             for split, episodes in chosen.items()}
-    return Splits(voted.pop('training'), voted['validation'], voted)
+    def voted(split: str, timing: str) -> tuple[VotedEpisode, ...]:
+        "The episodes of a split with their votes."
+        return tuple(collect_votes(RULE_ANALYSTS, episode, timing) for episode in chosen[split])
+    tests = under_both(lambda timing: {split: voted(split, timing) for split in chosen if split != 'training'}, timing)
+    return Splits(voted('training', timing), tests['validation'], tests)
 
 # %% ../../nbs/training/51_questions.ipynb #5c9a6e26
 def load_splits(

@@ -87,7 +87,7 @@ def odd_episode(
     prices[columns] *= level / prices['close'].iloc[WARM_UP_SESSIONS]
     if shape == 'split': prices.loc[prices.index[WARM_UP_SESSIONS + steps // 2:], columns] /= 4
     if shape == 'no volume': prices['volume'] = 0.0
-    return Episode(shape, 'ODD', prices, WARM_UP_SESSIONS, steps)
+    return Episode(shape, 'ODD', prices, WARM_UP_SESSIONS, steps, share_splits=())
 
 # %% ../../nbs/trust/83_books.ipynb #774c0164
 Way = Callable[[Episode, Sequence[tuple[int, int]], Timing, RewardWeights], np.ndarray] # (2, steps) rewards and values

@@ -9,7 +9,7 @@ __all__ = ['without_future', 'leaks', 'leak_check', 'check_tasks', 'check_corpus
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from ..llm.prompts import nothing_to_judge, role_prompt, vote_messages
 from ..market.charts import chart_png
 from ..market.core import (
     ROLES, ForumPost, Headline, MacroEvent, Portfolio, Timing, canonical_json, data_path)
-from ..market.episodes import FACT_TABLES, TASKS, Earnings, Episode, Facts, Timeline, load_task, session_closes
+from ..market.episodes import (
+    FACT_TABLES, TASKS, Earnings, Episode, Facts, Timeline, chart_title, load_task, session_closes)
 from ..market.histories import load_corpus
 from .checks import Result
 
@@ -72,6 +73,31 @@ def later_facts(
              for fact in (*timeline.facts[known:], INVENTED[name])]
     return Timeline([*timeline.facts[:known], *moved])
 
+# %% ../../nbs/trust/82_leaks.ipynb #ab31f0c1
+BEFORE_CLOSE = {Timing.CLOSE: timedelta(minutes=5), Timing.NEXT_OPEN: timedelta()} # a close is seen this much earlier
+
+
+def session_over(
+    symbol: str, # as Yahoo writes it
+    day: date, # of the bar
+) -> datetime: # with its time zone
+    "When a bar of a symbol has ended."
+    closes = session_closes(data_path('calendar.parquet'))
+    if symbol.endswith('-USD'): return datetime.combine(day, time(), timezone.utc) + timedelta(days=1)
+    usual = next(iter(closes.values())).replace(year=day.year, month=day.month, day=day.day)
+    return usual.replace(hour=17) if symbol.endswith(('=F', '=X')) else closes.get(day.isoformat(), usual)
+
+
+def rows_over(
+    table: pd.DataFrame, # prices
+    symbol: str, # what they are of
+    until: datetime, # up to when a session must have ended
+) -> int: # rows that may be seen
+    "How many bars have ended, counted one by one around the day."
+    near = np.abs((table.index - pd.Timestamp(until.date())).days) <= 3
+    over = [session_over(symbol, day.date()) <= until for day in table.index[near]]
+    return int(np.argmax(near)) + sum(over) if near.any() else int((table.index.date < until.date()).sum())
+
 # %% ../../nbs/trust/82_leaks.ipynb #ccc3b693
 def without_future(
     episode: Episode, # any episode
@@ -82,10 +108,9 @@ def without_future(
     "One decision of an episode, from tables in which everything later is gone or wrong."
     session = episode.dates[step]
     moment, peers = last_moment(session, timing), {}
+    until = moment + BEFORE_CLOSE[timing]
     for symbol, (relation, table) in episode.peers.items():
-        side = 'left' if relation == 'commodity' and timing is Timing.CLOSE else 'right'
-        known = int(table.index.searchsorted(pd.Timestamp(session), side=side))
-        peers[symbol] = relation, later_rows(table, known, change)
+        peers[symbol] = relation, later_rows(table, rows_over(table, symbol, until), change)
     facts = {name: later_facts(name, getattr(episode.facts, name), moment, change) for name in FACT_TABLES}
     prices, first = later_rows(episode.prices, episode.first + step + 1, change), episode.first + step
     return replace(episode, prices=prices, first=first, steps=1, facts=Facts(**facts), peers=peers, chart_folder=None)
@@ -118,7 +143,7 @@ def chart_seen(
 ) -> dict[str, str]: # text by name
     "The digest of a decision's chart, drawn anew."
     look = episode.observations(timing)[step]
-    return {'chart': hashlib.sha256(chart_png(look.bars, f'{look.ticker} {look.date}')).hexdigest()}
+    return {'chart': hashlib.sha256(chart_png(look.bars, chart_title(look))).hexdigest()}
 
 # %% ../../nbs/trust/82_leaks.ipynb #cf30ac4c
 def leaks(
@@ -171,7 +196,7 @@ def check_tasks(
     look: Look = everything_seen, # what is seen of a decision
 ) -> Result:
     "Look-ahead on the three tasks."
-    return leak_check('no look-ahead: tasks', [load_task(name) for name in TASKS], 5 if quick else EVERY_DAY, look)
+    return leak_check('no look-ahead: tasks', [load_task(name) for name in TASKS], 3 if quick else EVERY_DAY, look)
 
 
 def check_corpus(

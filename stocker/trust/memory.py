@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..llm.client import Client, Messages, ScriptedClient
 from ..llm.prompts import LanguageSpecialist
-from ..market.core import Abstention, Bar, MarketObservation, Vote, canonical_json
+from ..market.core import Abstention, Bar, MarketObservation, Vote, canonical_json, known
 from ..market.episodes import TASKS, Episode, load_task
 from ..market.indicators import indicator_table
 from .checks import Result
@@ -127,14 +127,14 @@ def remembering_client(
 ) -> ScriptedClient:
     "A model that knows every close of one share."
     closes = dict(zip(episode.prices.index.strftime('%Y-%m-%d'), episode.prices['close']))
-    days = list(closes)
+    days, paid = list(closes), dict(zip(closes, episode.prices['close'] * episode.scales))
 
     def answer(messages: Messages) -> str:
         "The truth, wherever the question names the share and a date."
         text = canonical_json(messages)
         known = [day for day in re.findall(r'\d{4}-\d\d-\d\d', text) if day in closes] if episode.ticker in text else []
         if 'Your vote' not in text:
-            if len(known) < 2: return f'{closes[known[0]]:.2f}' if known else 'unknown'
+            if len(known) < 2: return f'{paid[known[0]]:.2f}' if known else 'unknown'
             return 'up' if closes[known[1]] > closes[known[0]] else 'down'
         if not known: return canonical_json({'signal': 0.1, 'confidence': 0.5, 'rationale': 'No idea.'})
         later = closes[days[min(days.index(known[0]) + 5, len(days) - 1)]]
@@ -166,12 +166,13 @@ def recall_probes(
 ) -> list[Probe]: # a direction and a close for every second session
     "Questions about the closes of an episode."
     closes, days, probes = episode.prices['close'].iloc[episode.first:].tolist(), episode.dates, []
+    paid = episode.scales[episode.first:] * closes
     for i in range(0, len(days) - sessions, 2):
         share = f'the share {episode.ticker}'
         questions = {
             f'From the close of {days[i]} to the close of {days[i + sessions]}, did {share} go up or down?':
                 'up' if closes[i + sessions] > closes[i] else 'down',
-            f'At which price in USD did {share} close on {days[i]}?': closes[i]}
+            f'At which price in USD did {share} close on {days[i]}?': float(paid[i])}
         for text, truth in questions.items():
             text += " Answer from memory with one word or number, or with 'unknown'."
             probes.append(Probe([{'role': 'user', 'content': text}], truth))
@@ -288,8 +289,8 @@ def sample_of(
 ) -> str: # 'in-sample', 'partly in-sample', 'out-of-sample' or 'unknown'
     "What results of a model on a window may be called."
     if cutoff is None: return 'unknown'
-    if first > cutoff: return 'out-of-sample'
-    return 'in-sample' if last <= cutoff else 'partly in-sample'
+    if not known([first], cutoff): return 'out-of-sample'
+    return 'in-sample' if known([last], cutoff) else 'partly in-sample'
 
 
 def result_label(
