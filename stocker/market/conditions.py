@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from .core import SESSIONS_A_YEAR, Conditions, Timing
-from .episodes import Episode, decision_time, known_rows, moment
+from .core import SESSIONS_A_YEAR, Conditions, Timing, data_path
+from .episodes import Episode, bars_until, decision_time, known_rows, moment, session_closes
 
 # %% ../../nbs/market/09_conditions.ipynb #4677a552
 VOLATILITY_SESSIONS = 60
@@ -44,17 +44,19 @@ def conditions_of(
     timing: Timing, # when a decision is taken
 ) -> tuple[Conditions, ...]: # (steps,)
     "What kind of market it was at each decision."
-    own, answers = swing_table(episode.prices['close']), []
-    markets = [(table, swing_table(table['close'])['above_average'].to_numpy())
-               for relation, table in episode.peers.values() if relation == 'market']
+    own, answers, closes = swing_table(episode.prices['close']), [], session_closes(data_path('calendar.parquet'))
+    markets = [(symbol, table, swing_table(table['close'])['above_average'].to_numpy())
+               for symbol, (relation, table) in episode.peers.items() if relation == 'market']
     for row, session in enumerate(episode.dates, episode.first):
         decided_at = decision_time(session, timing)
-        known = [above[rows - 1] for table, above in markets if (rows := known_rows(table, 'market', session, timing))]
+        until = bars_until(decided_at, timing)
+        seen = [above[rows - 1] for symbol, table, above in markets
+                if (rows := known_rows(table, symbol, until, closes))]
         releases = episode.facts.earnings.window(decided_at)
         days = (decided_at - moment(releases[-1].released_at)).days if releases else None
         volatility, usual, above, fall = own.iloc[row]
         answers.append(Conditions(number(volatility), number(usual), number(above),
-                                  number(known[0]) if known else None, days, float(fall)))
+                                  number(seen[0]) if seen else None, days, float(fall)))
     return tuple(answers)
 
 

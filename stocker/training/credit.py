@@ -82,9 +82,9 @@ def menu_worths(
 ) -> np.ndarray: # (states, answers) what each answer is worth beside keeping what is owned
     "Value every answer of a menu in every state: fill its order, hold the position, and grade the horizon."
     path, count = episodes.side_by_side, len(starts.step)
-    price = path.closes[starts.step, starts.place]
-    orders = [exposure_orders(np.full(count, target), starts.cash, starts.shares, price,
-                              path.transaction_cost[starts.place]) for target in (math.nan, *targets)]
+    price, fee = path.closes[starts.step, starts.place], path.transaction_cost[starts.place]
+    cash, shares = Runs(path, starts, episodes.weights).standing
+    orders = [exposure_orders(np.full(count, target), cash, shares, price, fee) for target in (math.nan, *targets)]
     sides, quantities = (np.zeros((horizon, len(orders) * count)) for _ in range(2))
     sides[0], quantities[0] = (np.concatenate(part) for part in zip(*orders))
     every = Start(*(np.tile(column, len(orders)) for column in starts))
