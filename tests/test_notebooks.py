@@ -62,3 +62,11 @@ def test_no_module_outgrows_its_page():
     long = {str(path.relative_to(ROOT)): count for path in (ROOT/'stocker').rglob('*.py')
             if path.name != '_modidx.py' and (count := len(path.read_text(encoding='utf-8').splitlines())) > 760}
     assert long == {}
+
+
+def test_no_output_is_a_warning_or_names_a_machine():
+    for path in [*(ROOT/'nbs').rglob('*.ipynb'), *(ROOT/'training').glob('*.ipynb')]:
+        for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
+            for output in cell.get('outputs', []):
+                assert output.get('name') != 'stderr', (path, cell['id'])
+                assert 'site-packages' not in json.dumps(output), (path, cell['id'])

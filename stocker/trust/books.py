@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -87,7 +88,9 @@ def odd_episode(
     prices[columns] *= level / prices['close'].iloc[WARM_UP_SESSIONS]
     if shape == 'split': prices.loc[prices.index[WARM_UP_SESSIONS + steps // 2:], columns] /= 4
     if shape == 'no volume': prices['volume'] = 0.0
-    return Episode(shape, 'ODD', prices, WARM_UP_SESSIONS, steps, share_splits=())
+    with warnings.catch_warnings():
+        if shape == 'millions': warnings.filterwarnings('ignore', message='.*one share costs more than all cash')
+        return Episode(shape, 'ODD', prices, WARM_UP_SESSIONS, steps, share_splits=())
 
 # %% ../../nbs/trust/83_books.ipynb #774c0164
 Way = Callable[[Episode, Sequence[tuple[int, int]], Timing, RewardWeights], np.ndarray] # (2, steps) rewards and values
