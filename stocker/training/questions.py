@@ -323,9 +323,10 @@ def control_splits(
     "Three worlds of one kind with the same roles apart; of a planted one also its test with that role silenced."
     if name in GRADES:
         roles = roles_apart(GRADES[name], seed)
-        return Splits(*(graded_world(name, 1000 * place + seed, episodes, timing, roles).episodes
-                        for place, episodes in enumerate((128, 32))),
-                      {f'{name}, unseen': graded_world(name, 2000 + seed, 64, timing, roles).episodes})
+        training, validation = (graded_world(name, 1000 * place + seed, episodes, timing, roles).episodes
+                                for place, episodes in enumerate((256, 32)))
+        return Splits(training, validation, under_both(lambda timing: {
+            f'{name}, unseen': graded_world(name, 2000 + seed, 64, timing, roles).episodes}, timing))
     make, role = {'planted': planted_world, 'placebo': placebo_world}[name], ROLES[seed % len(ROLES)]
     options = {'informed' if name == 'planted' else 'apart': role}
     training, validation = (make(1000 * place + seed, episodes, **options, timing=timing).episodes
