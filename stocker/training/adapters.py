@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..market.core import Decision, Portfolio, StockerError, Votes, need, sha256_of, write_atomically, write_json
 from ..llm.models import (
     adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
-from ..llm.prompts import QUESTION_FORM, trade_messages
+from ..llm.prompts import QUESTION_FORM, exposure_messages, trade_messages
 from ..llm.smollm2 import smollm2_client
 from .pocket import (
     MENUS, ModelModerator, Student, load_pocket, pocket_exposures, pocket_messages, pocket_sides, tokenized)
@@ -61,9 +61,9 @@ def load_student(
     brief: bool = False, # ask chat models with `brief_messages`, for an answer without a reason
     menu: str | None = None, # what it chooses from: one of MENUS; None: it says what it likes
 ) -> Student:
-    "A model that can be trained; a menu that it was never asked for in words is a `StockerError`."
+    "A model that can be trained."
     if name == 'pocket': return {None: load_pocket, 'exposures': pocket_exposures}.get(menu, pocket_sides)()
-    if menu == 'exposures': raise StockerError(f'{name} is asked for sides and not for exposures: use sides')
+    if menu == 'exposures': return replace(load_student(name), messages=exposure_messages, menu=MENUS[menu])
     if menu: return replace(load_student(name, brief=True), menu=MENUS[menu])
     client = smollm2_client() if name == 'smollm2' else load_client(name)
     if brief: return Student(name, client.network, client.processor, brief_messages, 24, 256, brief_answer)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['FALLS', 'SILENT', 'UNKNOWN', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'MessagesOf', 'MENUS', 'ANSWER_WORDS',
-           'fall_shade', 'state_lines', 'portfolio_lines', 'pocket_messages', 'condition_lines', 'exposure_messages',
-           'pocket_answer', 'vocabulary', 'wide_vocabulary', 'pocket_tokenizer', 'new_pocket', 'widen', 'tokenized',
-           'Menu', 'menu_numbers', 'menu_inputs', 'menu_scores', 'ModelModerator', 'demonstration',
-           'fit_demonstrations', 'full_answer', 'Student', 'load_pocket', 'pocket_exposures', 'pocket_sides',
-           'save_pocket']
+           'fall_shade', 'state_lines', 'portfolio_lines', 'pocket_messages', 'condition_lines',
+           'pocket_exposure_messages', 'pocket_answer', 'vocabulary', 'wide_vocabulary', 'pocket_tokenizer',
+           'new_pocket', 'widen', 'tokenized', 'Menu', 'menu_numbers', 'menu_inputs', 'menu_scores', 'ModelModerator',
+           'demonstration', 'fit_demonstrations', 'full_answer', 'Student', 'load_pocket', 'pocket_exposures',
+           'pocket_sides', 'save_pocket']
 
 # %% ../../nbs/training/52_pocket.ipynb #abd174f0
 import json
@@ -108,7 +108,7 @@ def condition_lines(
             f'results: {results}\nbelow its high: {fall_shade(state.fall)}\n')
 
 
-def exposure_messages(
+def pocket_exposure_messages(
     votes: Votes, # by role
     portfolio: Portfolio, # what there is to trade with
 ) -> list[dict[str, str]]: # one message, as chat templates take it
@@ -481,7 +481,7 @@ def pocket_exposures(
     "The pocket model with a wider vocabulary, asked for an exposure."
     student = load_pocket(folder)
     return replace(student, model=widen(student.model), tokenizer=pocket_tokenizer(wide_vocabulary()),
-                   messages=exposure_messages, menu=MENUS['exposures'])
+                   messages=pocket_exposure_messages, menu=MENUS['exposures'])
 
 
 def pocket_sides() -> Student: # it chooses a side, and trades all there is
