@@ -9,8 +9,9 @@ __all__ = ['LONGEST_EXCERPT', 'SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS
            'CouncilDecision', 'Timing', 'as_timing', 'known', 'market_hours', 'session_end', 'dated', 'release_time',
            'Bar', 'Headline', 'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation',
            'Conditions', 'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json',
-           'keep_folder', 'keep_files', 'file_stamp', 'sha256_of', 'package_path', 'data_path', 'sound_bytes',
-           'check_files', 'check_recorded', 'cache_folder', 'escape_name', 'file_stem', 'stem_ticker', 'need', 'secret']
+           'keep_folder', 'keep_files', 'file_stamp', 'sha256_of', 'package_root', 'package_path', 'data_path',
+           'sound_bytes', 'check_files', 'check_recorded', 'cache_folder', 'escape_name', 'file_stem', 'stem_ticker',
+           'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -638,13 +639,19 @@ def sha256_of(
     return found.hexdigest()
 
 # %% ../../nbs/market/01_core.ipynb #10c21005
+@lru_cache(maxsize=1)
+def package_root() -> Path: # absolute path
+    "Where the files lie that come with the package, or with the checkout it runs from."
+    package = Path(__file__).resolve().parents[1]
+    installed, checkout = package/'_data', package.parent/'data'
+    return installed if installed.is_dir() else checkout
+
+
 def package_path(
     *parts: str, # path below what comes with the package, e.g. 'pocket', 'config.json'
 ) -> Path: # absolute path; it may not exist
     "A place in the files that come with the package, or with the checkout it runs from."
-    package = Path(__file__).resolve().parents[1]
-    installed, checkout = package/'_data', package.parent/'data'
-    return (installed if installed.is_dir() else checkout).joinpath(*parts)
+    return package_root().joinpath(*parts)
 
 
 def data_path(
