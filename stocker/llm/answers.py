@@ -42,7 +42,7 @@ class TradeAnswer(Frozen):
 class ExposureAnswer(Frozen):
     "A moderator's answer in its other form: how much to own, and the reason for it."
 
-    exposure: int = Field(ge=0, le=100, strict=True) # percent of the portfolio
+    exposure: int | None = Field(ge=0, le=100, strict=True) # percent of the portfolio; None: what is owned now
     rationale: str = '' # the reason, in words
 
 
@@ -219,8 +219,8 @@ def as_quantity(
 
 def as_exposure(
     value: Any, # as it stands in the object
-) -> Any: # an integer where it is whole percent
-    "A target: whole percent, with or without the sign."
+) -> Any: # an integer where it is whole percent, None where it is null
+    "A target: whole percent, with or without the sign, or null for what is owned now."
     return as_quantity(value.strip().removesuffix('%') if isinstance(value, str) else value)
 
 
@@ -361,7 +361,7 @@ TRADE_SCHEMA: dict[str, Any] = {
     'additionalProperties': False}
 EXPOSURE_SCHEMA: dict[str, Any] = {
     'type': 'object',
-    'properties': {'exposure': {'type': 'integer', 'enum': [0, 25, 50, 75, 100]}, 'rationale': RATIONALE_SCHEMA},
+    'properties': {'exposure': {'enum': [0, 25, 50, 75, 100, None]}, 'rationale': RATIONALE_SCHEMA},
     'required': ['exposure', 'rationale'],
     'additionalProperties': False}
 

@@ -11,6 +11,7 @@ __all__ = ['MARK_DIGITS', 'SEATS', 'PICTURE_NOTE', 'EXAMPLE', 'TRADE_PROMPT', 'E
 
 # %% ../../nbs/llm/36_prompts.ipynb #c8baec04
 import base64
+import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -515,8 +516,8 @@ TRADE_PROMPT = trade_prompt(
     'Never order more than is possible. hold has the quantity 0.')
 EXPOSURE_PROMPT = trade_prompt(
     'Say how much of the portfolio shall be in the share',
-    '{"exposure": 0 or 25 or 50 or 75 or 100, "rationale": text}',
-    'exposure: percent of the portfolio; the orders follow from it.')
+    '{"exposure": 0 or 25 or 50 or 75 or 100 or null, "rationale": text}',
+    'exposure: percent of the portfolio, null to keep what is owned now; the orders follow from it.')
 
 
 def moderator_question(
@@ -565,7 +566,8 @@ def exposure_decision_in(
     "The decision in a text that says how much to own."
     answer = read_exposure(text)
     if isinstance(answer, ExposureAnswer):
-        return Decision(exposure_action(answer.exposure / 100, portfolio), answer.rationale, said=text)
+        target = math.nan if answer.exposure is None else answer.exposure / 100
+        return Decision(exposure_action(target, portfolio), answer.rationale, said=text)
     return Decision(NO_TRADE, answer.reason, unreadable=True, said=text)
 
 

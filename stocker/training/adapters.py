@@ -395,6 +395,8 @@ def model_card(
             if record['demonstrations'] else '')
     scores = '\n'.join(f'| {step} | {score:+.3f} |' for step, score in record['scores'].items())
     ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
+    constant = (f"A constant policy: {record['usual_answer']} in {record['usual_share']:.0%} of its decisions.\n\n"
+                if record.get('constant') else '')
     return f"""---
 library_name: peft
 base_model: {record['model']}
@@ -411,7 +413,7 @@ advice to trade.
 - Credit: {record['credit']}{ahead}. Seed {record['seed']}.
 - {record['steps']} steps of {record['answers_a_step']} answers, {record['seconds']:.0f} s on {record['device']}.
 
-Mean total reward on the validation episodes, by step; step {record['best_step']} was kept:
+{constant}Mean total reward on the validation episodes, by step; step {record['best_step']} was kept:
 
 | step | reward |
 |---|---|

@@ -144,7 +144,7 @@ def wide_vocabulary() -> list[str]: # in the order of their numbers
              'market average': ('unknown', 'above', 'below'),
              'results': ('unknown', 'this week', 'this month', 'long ago'), 'below its high': FALLS}
     lines = [f'{name}: {word}\n' for name, words in known.items() for word in words]
-    return [*vocabulary(), *lines, '{"exposure": ', '"}', *(f'{target:.0%}'[:-1] for target in EXPOSURES[1:])]
+    return [*vocabulary(), *lines, '{"exposure": ', '"}', 'null', *(f'{target:.0%}'[:-1] for target in EXPOSURES[1:])]
 
 # %% ../../nbs/training/52_pocket.ipynb #a22897ac
 CHAT_TEMPLATE = (
@@ -263,7 +263,8 @@ class Menu:
 
 MENUS: dict[str, Menu] = {
     'sides': Menu('{"side": "', ('hold', 'buy', 'sell'), (math.nan, 1.0, 0.0), '"}'),
-    'exposures': Menu('{"exposure": ', tuple(f'{target:.0%}'[:-1] for target in EXPOSURES), EXPOSURES, '}')}
+    'exposures': Menu('{"exposure": ', ('null', *(f'{target:.0%}'[:-1] for target in EXPOSURES)),
+                      (math.nan, *EXPOSURES), '}')}
 
 
 def menu_numbers(

@@ -324,7 +324,7 @@ def control_splits(
     if name in GRADES:
         roles = roles_apart(GRADES[name], seed)
         training, validation = (graded_world(name, 1000 * place + seed, episodes, timing, roles).episodes
-                                for place, episodes in enumerate((256, 32)))
+                                for place, episodes in enumerate((1024, 96)))
         return Splits(training, validation, under_both(lambda timing: {
             f'{name}, unseen': graded_world(name, 2000 + seed, 64, timing, roles).episodes}, timing))
     make, role = {'planted': planted_world, 'placebo': placebo_world}[name], ROLES[seed % len(ROLES)]

@@ -244,6 +244,8 @@ def run_lines(
     unusual += [f"Reward with {name.replace('_', ' ')} {value:g} instead of {usual[name]:g}."
                 for name, value in first['weights'].items() if value != usual[name]]
     alarms = [f"- Alarm, seed {record['seed']}: {alarm}." for record in records for alarm in record['alarms']]
+    alarms += [f"- Constant policy, seed {record['seed']}: {record['usual_answer']} in {record['usual_share']:.0%} "
+               'of its decisions.' for record in records if record.get('constant')]
     return [f"Model `{first['model']}`, {len(records)} seed{'s' if len(records) > 1 else ''} "
             f"({', '.join(str(record['seed']) for record in records)}), credit {credit}, {first['steps']} steps of "
             f"{first['answers_a_step']} answers, {taken} s on {first['device']}.", '',
