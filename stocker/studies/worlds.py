@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['OVERNIGHT_SHARE', 'FIRST_CLOSE', 'VOLATILITY', 'GRADES', 'GRADE_STEPS', 'martingale_ratios', 'martingale_prices',
            'world_sessions', 'directions', 'World', 'planted_world', 'placebo_world', 'follow', 'silence', 'shuffle',
-           'Grade', 'roles_apart', 'graded_world', 'best_rule']
+           'Grade', 'roles_apart', 'graded_world', 'best_rule', 'world_picture']
 
 # %% ../../nbs/studies/42_worlds.ipynb #ea42db73
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,10 @@ from ..market.core import (
     ROLES, Abstention, Portfolio, Decision, Side, StockerError, Timing, TradeAction, Vote, Votes, as_timing, data_path)
 from ..council.council import Moderator, VotedEpisode, order_by_score
 from ..market.episodes import WARM_UP_SESSIONS, Episode, Market, session_closes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 # %% ../../nbs/studies/42_worlds.ipynb #0e29f219
 OVERNIGHT_SHARE = 0.2 # part of a session's variance that falls between the close and the next open
@@ -364,3 +369,30 @@ def best_rule(
         order = order_by_score(float(np.sign(GRADES[name].rule(signs, portfolio))), portfolio, all_in=True)
         return Decision(order, GRADES[name].story)
     return moderator
+
+
+def world_picture(
+    name: str, # one of GRADES
+    seed: int = 0, # of the world
+) -> 'Figure':
+    "An episode of a world: its prices, and what those say who stand apart, filled where the next move proves them right."
+    from matplotlib.figure import Figure
+    roles, one = roles_apart(GRADES[name], seed), graded_world(name, seed, 1).episodes[0]
+    path = one.episode.market(one.timing)
+    moves = np.sign(np.append(path.fills[1:], path.marks[-1]) - path.fills)
+    figure = Figure(figsize=(8, 3.6), layout='constrained')
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    above.plot(path.fills, color='0.3', lw=1.2)
+    above.set(ylabel='USD', title=f'{name}: {GRADES[name].story}')
+    for place, role in enumerate(roles):
+        said = np.array([np.sign(votes[role].signal) for votes in one.votes])
+        for sign, marker in ((1, '^'), (-1, 'v')):
+            days = np.flatnonzero(said == sign)
+            right = said[days] == moves[days]
+            below.scatter(days[right], np.full(right.sum(), place), marker=marker, color=f'C{place}', s=36)
+            below.scatter(days[~right], np.full((~right).sum(), place), marker=marker, s=36,
+                          facecolors='none', edgecolors=f'C{place}')
+    below.set_yticks(range(len(roles)), roles)
+    below.set(xlabel='decision', ylim=(-0.6, len(roles) - 0.4))
+    return figure
+
