@@ -485,7 +485,8 @@ def worlds(
     "List the worlds in which a moderator can learn something, draw one, or train the pocket model there."
     from stocker.studies.worlds import GRADES, world_picture
     if name and name not in GRADES: refuse(f"unknown world {name!r}: choose one of {', '.join(GRADES)}")
-    if learn: return learn_worlds([name] if name else list(GRADES), range(seed, seed + seeds), out or Path('runs/worlds'))
+    chosen, runs = [name] if name else list(GRADES), range(seed, seed + seeds)
+    if learn: return learn_worlds(chosen, runs, out or Path('runs/worlds'))
     if not name:
         for world, grade in GRADES.items(): typer.echo(f'{world:9} {grade.story}')
         return

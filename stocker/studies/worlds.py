@@ -375,7 +375,7 @@ def world_picture(
     name: str, # one of GRADES
     seed: int = 0, # of the world
 ) -> 'Figure':
-    "An episode of a world: its prices, and what those say who stand apart, filled where the next move proves them right."
+    "An episode: its prices, and what those say who stand apart, filled where the next move proves them right."
     from matplotlib.figure import Figure
     roles, one = roles_apart(GRADES[name], seed), graded_world(name, seed, 1).episodes[0]
     path = one.episode.market(one.timing)

@@ -31,7 +31,7 @@ def exposure_orders(
     wanted = np.floor(np.nan_to_num(target) * value / price + 1e-9) - shares
     most = np.floor(cash / unit) # the engine has the last word on the last share
     change = np.where(wanted > 0, np.minimum(wanted, most), np.maximum(wanted, -shares))
-    near = np.isnan(target) | (np.abs(target - shares * price / value) < BAND)
+    near = np.isnan(target) | (np.abs(target * value - shares * price) < BAND * value) | (value <= 0)
     change = np.where(near | ((change > 0) & (cash < WORST_NIGHT * unit)), 0.0, change)
     return np.where(change > 0, 1, np.where(change < 0, 2, 0)).astype(np.int8), np.abs(change)
 

@@ -597,7 +597,9 @@ def train(
         check_forward(trainer.model, questions.student, asked, half_type(config))
         if settings.demonstrations: warm_start(trainer.model, questions)
         trainer.add_callback(round_callback(questions, trainer.model, validation, scores, alarms))
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        with warnings.catch_warnings(): # checkpoints hold the wider vocabulary, too
+            warnings.filterwarnings('ignore', message='Setting `save_embedding_layers` to `True`')
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         best = keep_best(trainer, scores)
         answer, share = usual_answer(questions.student.moderator(trainer.model), validation)
     record = run_record(trainer, questions, validation, scores=scores, best_step=best, threads=threads,
