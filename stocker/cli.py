@@ -447,6 +447,8 @@ def train(
         min=0, help='fee as a fraction of what is traded [as the reward has it]')] = None,
     answers: Annotated[str, typer.Option(help='drawn, or listed and valued exactly: sides or exposures')] = 'drawn',
     objective: Annotated[str, typer.Option(help='environment, wealth or budget')] = 'environment',
+    fit: Annotated[str, typer.Option(help='what is learned of listed answers: worths or expectation')] = 'worths',
+    folds: Annotated[int, typer.Option(help='walk-forward folds that choose the checkpoint')] = 0,
     out: Annotated[Path | None, typer.Option(help='folder of the run [training/runs/grpo_<time>]')] = None,
     resume: Annotated[bool, typer.Option(help='go on from the last checkpoint')] = False,
 ) -> None:
@@ -464,7 +466,8 @@ def train(
     weights = RewardWeights() if transaction_cost is None else RewardWeights(transaction_cost=transaction_cost)
     settings = TrainingSettings( # before anything is loaded
         out, model, credit, horizon, weights, seed, rounds, prompts, policy_episodes, curriculum, demonstrations, brief,
-        resume=resume, trainer=dict(map(setting, set_ or [])), answers=answers, objective=objective)
+        resume=resume, trainer=dict(map(setting, set_ or [])), answers=answers, objective=objective,
+        fit=fit, folds=folds)
     splits = load_splits(episodes, seed, timing)
     if few: splits = splits.fewer(few)
     trained = train_moderator(splits, settings)

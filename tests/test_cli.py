@@ -331,3 +331,21 @@ def test_training_gets_what_the_command_says(command, monkeypatch):
     code, out, _ = command('train', '--out', 'here/two_3')
     assert code == 3 and '0.0% of its decisions could be read' in out
     assert command('train', '--transaction-cost', '-0.1')[0] == 2
+
+
+def test_worlds_are_listed_and_drawn(command, tmp_path):
+    code, out, _ = command('worlds')
+    assert code == 0 and out.splitlines()[0].startswith('one-55') and 'stormy' in out
+    code, out, _ = command('worlds', 'gated', '--out', str(tmp_path/'gated.png'))
+    assert code == 0 and (tmp_path/'gated.png').stat().st_size > 10_000
+    code, _, error = command('worlds', 'flat')
+    assert code == 2 and 'choose one of one-55' in error
+
+
+def test_learning_a_world_keeps_its_rows(command, tmp_path, monkeypatch):
+    import stocker.training.world_results as world_results
+    from test_world_results import made_rows
+    monkeypatch.setattr(world_results, 'learn_world', lambda name, seed: made_rows(name, seed))
+    code, out, _ = command('worlds', 'xor', '--learn', '--seeds', '2', '--out', str(tmp_path))
+    assert code == 0 and (tmp_path/'worlds.parquet').is_file()
+    assert 'seed 1: **xor**' in out and 'seed 2: **xor**' in out

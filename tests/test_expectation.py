@@ -1,4 +1,5 @@
 "Answers that are listed: what each is worth, and a trainer that learns from all of them."
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from stocker.training.adapters import ADAPTER, trained_moderator
 from stocker.training.expectation import MenuWorths, scaled
 from stocker.training.grpo import TROUBLES, Alarms, Questions, TrainingSettings, make_trainer, train
 from stocker.training.pocket import MENUS, load_pocket, pocket_exposures
-from stocker.training.questions import EpisodeSet, Splits, load_splits, one_by_one
+from stocker.training.questions import EpisodeSet, Splits, load_splits, one_by_one, walk_forward
 from stocker.training.results import reopen
 
 
@@ -150,3 +151,26 @@ def test_learners_of_the_ladder_find_what_there_is():
 
 def test_a_world_comes_with_roles_that_stand_apart():
     assert {len(set(roles_apart(grade, seed))) - grade.seats for grade in GRADES.values() for seed in range(14)} == {0}
+
+
+def test_a_checkpoint_is_chosen_on_folds_that_walk_forward(tmp_path):
+    episodes = graded_world('one-97', 2, 12).episodes
+    settings = TrainingSettings(tmp_path/'run', answers='sides', objective='wealth', horizon=2, rounds=2, prompts=128,
+                                folds=2, trainer={'report_to': [], 'disable_tqdm': True})
+    trained = train(Splits(episodes[:10], episodes[10:], {}), settings)
+    scores = trained.record['folds']
+    assert [list(fold) for fold in scores] == [[1, 2], [1, 2]]
+    assert trained.record['best_step'] == max(scores[0], key=lambda step: sum(fold[step] for fold in scores))
+    assert (tmp_path/'run'/'fold_2'/'run.json').is_file()
+    card = (tmp_path/'run'/ADAPTER/'README.md').read_text()
+    assert '2 walk-forward folds of all these' in card
+    with pytest.raises(StockerError, match='name one in the settings'):
+        train(Splits(episodes[:10], episodes[10:], {}), replace(settings, out=tmp_path/'other'), pocket_exposures())
+
+
+@pytest.mark.parametrize('folds', [1, 2, 5])
+def test_a_fold_learns_from_nothing_that_had_not_ended(folds):
+    episodes = load_splits('one-70', 3).training[:60]
+    for fold in walk_forward(episodes, folds):
+        ended = max(one.episode.dates[-1] for one in fold.training)
+        assert ended < min(one.episode.dates[0] for one in fold.validation)

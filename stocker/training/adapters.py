@@ -105,6 +105,7 @@ def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
 # %% ../../nbs/training/54_adapters.ipynb #300f510e
 RANGES: dict[str, tuple[float, float]] = { # least and most; a whole number where the least is one
     'seed': (0, 2**32 - 1), 'rounds': (1, 10**6), 'prompts': (1, 10**6), 'horizon': (1, 10**4), 'rank': (1, 4096),
+    'folds': (0, 100),
     'policy_episodes': (0, 10**6), 'demonstrations': (0, 10**6), # from here on, of the trainer
     'num_generations': (2, 10**5), 'max_steps': (-1, 10**9), 'top_k': (0, 10**6), 'learning_rate': (1e-12, 1.0),
     'temperature': (0.01, 100.0), 'top_p': (1e-6, 1.0), 'beta': (0.0, 1e3), 'weight_decay': (0.0, 1.0),
@@ -397,6 +398,8 @@ def model_card(
     ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
     constant = (f"A constant policy: {record['usual_answer']} in {record['usual_share']:.0%} of its decisions.\n\n"
                 if record.get('constant') else '')
+    folds = len(record.get('folds', []))
+    chosen = f'{folds} walk-forward folds of all these' if folds else data_words(record['validation'])
     return f"""---
 library_name: peft
 base_model: {record['model']}
@@ -409,7 +412,7 @@ It reads seven votes and a portfolio and answers with an order as JSON. It is ma
 advice to trade.
 
 - Trained on {data_words(record['training'])}.
-- Checkpoint chosen on {data_words(record['validation'])}. Test episodes were not used.
+- Checkpoint chosen on {chosen}. Test episodes were not used.
 - Credit: {record['credit']}{ahead}. Seed {record['seed']}.
 - {record['steps']} steps of {record['answers_a_step']} answers, {record['seconds']:.0f} s on {record['device']}.
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LARGE_SETTINGS', 'POCKET_SETTINGS', 'LISTED_SETTINGS', 'QUESTIONS_A_STEP', 'PATIENCE', 'TROUBLES', 'CONSTANT',
            'TrainingSettings', 'shared', 'Questions', 'Alarms', 'in_32_bits', 'half_type', 'watch_scores',
-           'make_trainer', 'Trained', 'usual_answer', 'steady_threads', 'look_at_credit', 'train']
+           'make_trainer', 'Trained', 'usual_answer', 'steady_threads', 'look_at_credit', 'chosen_by_folds', 'train']
 
 # %% ../../nbs/training/56_grpo.ipynb #2f99f9e4
 import importlib.util
@@ -40,7 +40,8 @@ from .adapters import (
 from .credit import CREDITS, CreditReward
 from .pocket import MENUS, MessagesOf, ModelModerator, Student, tokenized
 from .expectation import FITS, MenuWorths, menu_trainer
-from .questions import CURRICULA, Chances, EpisodeSet, Question, Splits, curriculum, data_record
+from .questions import (
+    CURRICULA, Chances, EpisodeSet, Question, Splits, curriculum, data_record, walk_forward)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -83,13 +84,14 @@ class TrainingSettings:
     answers: str = 'drawn' # 'drawn' from what a model says, or listed: 'sides' or 'exposures'
     objective: str = 'environment' # what a session is worth: one of OBJECTIVES
     fit: str = 'worths' # what is learned of listed answers: one of FITS
+    folds: int = 0 # walk-forward folds that choose the checkpoint; 0: the validation episodes do
 
     def __post_init__(self) -> None:
         for name, words in (('credit', CREDITS), ('curriculum', CURRICULA), ('answers', ('drawn', *MENUS)),
                             ('objective', OBJECTIVES), ('fit', FITS)):
             if getattr(self, name) not in words:
                 raise StockerError(f"unknown {name} {getattr(self, name)!r}: choose one of {', '.join(words)}")
-        for name in ('seed', 'rounds', 'prompts', 'horizon', 'rank', 'policy_episodes', 'demonstrations'):
+        for name in ('seed', 'rounds', 'prompts', 'horizon', 'rank', 'policy_episodes', 'demonstrations', 'folds'):
             if (name, getattr(self, name)) != ('prompts', None): check_number(name, getattr(self, name))
         check_trainer(self.trainer)
         if self.answers != 'drawn' and self.credit != 'horizon':
@@ -575,6 +577,20 @@ def look_at_credit(
     warnings.warn(alarms.raised[-1], stacklevel=3)
 
 
+def chosen_by_folds(
+    splits: Splits, # whose training and validation episodes are cut into folds
+    settings: TrainingSettings, # of the run
+) -> tuple[int, list[dict[int, float]]]: # a step, and the scores by step of each fold
+    "The step after which walk-forward folds score best in the mean; each fold is a run of its own, and kept."
+    scores = []
+    for number, fold in enumerate(walk_forward([*splits.training, *splits.validation], settings.folds), 1):
+        own = replace(settings, out=Path(settings.out)/f'fold_{number}', folds=0)
+        done = Path(own.out)/'run.json'
+        record = read_object(done) if settings.resume and done.is_file() else train(fold, own).record
+        scores.append({int(step): score for step, score in record['scores'].items()})
+    return max(scores[0], key=lambda step: sum(one[step] for one in scores)), scores
+
+
 def train(
     splits: Splits, # episodes to train on, and others to choose the checkpoint
     settings: TrainingSettings, # what is trained, and how
@@ -583,6 +599,8 @@ def train(
     "Train a moderator with GRPO, keep the checkpoint that did best in validation, and write it with its record."
     begin, out, config, alarms = time.perf_counter(), Path(settings.out), settings.config(), Alarms()
     if not settings.resume: check_unused(out)
+    if settings.folds and student: raise StockerError('folds train several models: name one in the settings')
+    fold_step, by_fold = chosen_by_folds(splits, settings) if settings.folds else (None, [])
     checkpoint = last_checkpoint(out/'checkpoints') if settings.resume else None
     check_resumed(checkpoint, settings.steps_a_round)
     menu = None if settings.answers == 'drawn' else settings.answers
@@ -600,9 +618,10 @@ def train(
         with warnings.catch_warnings(): # checkpoints hold the wider vocabulary, too
             warnings.filterwarnings('ignore', message='Setting `save_embedding_layers` to `True`')
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-        best = keep_best(trainer, scores)
+        best = keep_best(trainer, {fold_step: 0.0} if fold_step else scores)
         answer, share = usual_answer(questions.student.moderator(trainer.model), validation)
     record = run_record(trainer, questions, validation, scores=scores, best_step=best, threads=threads,
+                        folds=by_fold,
                         seconds=time.perf_counter() - begin, alarms=alarms.raised,
                         usual_answer=answer, usual_share=share, constant=share > CONSTANT)
     if writes():

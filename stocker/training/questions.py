@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NUMBERS', 'Question', 'DecideBatch', 'CURRICULA', 'Chances', 'at_least', 'possible_order', 'random_question',
-           'one_by_one', 'random_orders', 'EpisodeSet', 'curriculum', 'Splits', 'load_splits']
+           'one_by_one', 'random_orders', 'EpisodeSet', 'curriculum', 'Splits', 'walk_forward', 'load_splits']
 
 # %% ../../nbs/training/51_questions.ipynb #85e89a24
 import math
@@ -301,6 +301,22 @@ class Splits:
             raise StockerError(f'few = {count!r}: use a whole number of episodes, 1 or above')
         return Splits(self.training, self.validation[:count],
                       {name: voted[:count] for name, voted in self.tests.items()})
+
+# %% ../../nbs/training/51_questions.ipynb #ed259fb3
+def walk_forward(
+    voted: Sequence[VotedEpisode], # all that may be learned from
+    folds: int, # how many
+) -> list[Splits]: # without tests
+    "Folds that learn from what had ended before a day, and are judged on what begins from then on."
+    by_start = sorted(voted, key=lambda one: one.episode.dates[0])
+    by_end = sorted(voted, key=lambda one: one.episode.dates[-1])
+    firsts, lasts = [one.episode.dates[0] for one in by_start], [one.episode.dates[-1] for one in by_end]
+    days = [firsts[len(firsts) * fold // (folds + 1)] for fold in range(1, folds + 1)]
+    starts = [*(known(firsts, day, before=True) for day in days), len(firsts)]
+    if len(set(starts)) <= folds: raise StockerError(
+        f'folds = {folds}: {len(set(firsts))} days on which episodes begin are too few for that')
+    return [Splits(by_end[:known(lasts, day, before=True)], by_start[begin:end], {})
+            for day, begin, end in zip(days, starts, starts[1:])]
 
 # %% ../../nbs/training/51_questions.ipynb #fa90e91a
 Tests = Mapping[str, Sequence[VotedEpisode]] # by the name of the test

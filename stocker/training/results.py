@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RIVALS', 'RESULTS_HEAD', 'judge', 'read_share', 'reopen', 'run_groups', 'joint_table', 'seeds_of', 'rows_of',
-           'comparisons', 'compile_results']
+           'comparisons', 'world_parts', 'compile_results']
 
 # %% ../../nbs/training/58_results.ipynb #25feb3c7
 import json
@@ -27,6 +27,7 @@ from .adapters import ADAPTER, load_weights, trained_moderator
 from .grpo import WARM_START, Trained
 from .pocket import Student
 from .questions import EpisodeSet, Splits, data_words
+from .world_results import UNDONE_ROWS, WORLDS, undone_lines, world_figure, world_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -238,6 +239,8 @@ def run_lines(
     first, seconds = records[0], [f"{record['seconds']:.0f}" for record in records]
     taken = ' to '.join(dict.fromkeys([min(seconds, key=int), max(seconds, key=int)]))
     credit = first['credit'] + (f", {first['horizon']} decisions" if first['credit'] == 'horizon' else '')
+    folds = len(first.get('folds', []))
+    chosen = f'{folds} walk-forward folds' if folds else data_words(first['validation'])
     usual, unusual = asdict(RewardWeights()), []
     if first['demonstrations']: unusual.append(f"Warm start: {first['demonstrations']} answers of the vote mean.")
     if first['curriculum'] != 'none': unusual.append(f"Curriculum: {first['curriculum']}.")
@@ -249,7 +252,7 @@ def run_lines(
     return [f"Model `{first['model']}`, {len(records)} seed{'s' if len(records) > 1 else ''} "
             f"({', '.join(str(record['seed']) for record in records)}), credit {credit}, {first['steps']} steps of "
             f"{first['answers_a_step']} answers, {taken} s on {first['device']}.", '',
-            f"Trained on {data_words(first['training'])}. Checkpoint chosen on {data_words(first['validation'])}.", '',
+            f"Trained on {data_words(first['training'])}. Checkpoint chosen on {chosen}.", '',
             *(line for sentence in unusual for line in (sentence, '')), *alarms, *([''] if alarms else [])]
 
 # %% ../../nbs/training/58_results.ipynb #d4e56252
@@ -266,6 +269,20 @@ that could not trade, `unreadable` the share of decisions that could not be read
 """
 
 
+def world_parts(
+    folder: Path, # with the rows of worlds, where there are any
+) -> list[str]: # markdown
+    "What came of the worlds of the ladder, and of parts of the training that were undone."
+    parts = []
+    if (folder/WORLDS).is_file():
+        rows = pd.read_parquet(folder/WORLDS)
+        write_picture(folder/'worlds.png', world_figure(rows), DPI)
+        parts += ['\n'.join(['## Worlds of the ladder', '', *world_lines(rows), '![worlds](worlds.png)', ''])]
+    if (folder/UNDONE_ROWS).is_file():
+        parts += ['\n'.join(['## What each part is worth', '', *undone_lines(pd.read_parquet(folder/UNDONE_ROWS))])]
+    return parts
+
+
 def compile_results(
     folder: str | Path = 'training/runs', # with a folder for each run
     notes: Sequence[str] = (), # sentences for the end, such as what was not run
@@ -280,6 +297,7 @@ def compile_results(
         shown = [picture, *(one for one in drawn if (folder/one).is_file())]
         parts.append('\n'.join([f'## {name}', '', *run_lines(records), *(f'![{name}]({one})\n' for one in shown),
                                 *(test_part(records, test) for test in records[0]['evaluation'])]))
+    parts += world_parts(folder)
     if notes: parts.append('\n'.join(['## Not run here', '', *(f'- {note}' for note in notes), '']))
     with write_atomically(folder/'RESULTS.md') as temporary:
         temporary.write_text('\n'.join(parts), encoding='utf-8')
