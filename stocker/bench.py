@@ -489,20 +489,52 @@ def reward_measurements() -> list[Measurement]: # one line
     return [compared('reward of an answer, 64 at once, horizon 5', own, 'json.loads and a run', plain, 3.0)]
 
 
-def training_measurements() -> list[Measurement]: # one line
-    "Of twelve steps of the pocket model, what is not the model."
+def training_steps(
+    **settings: Any, # fields of `TrainingSettings` and, under `trainer`, of the trainer
+) -> tuple[list[float], float]: # seconds of each step, and of the reward function in a step
+    "Train the pocket model for twelve steps."
     from stocker.studies.worlds import planted_world
     from stocker.training.grpo import TrainingSettings, train
     from stocker.training.questions import Splits
     world = planted_world(1, episodes=10).episodes
     simulate(market_path(world[0].episode), *random_orders(512, world[0].episode.steps)) # loads the compiled form
+    trainer = {'logging_steps': 1, 'disable_tqdm': True, 'report_to': [], **settings.pop('trainer', {})}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = {'logging_steps': 1, 'per_device_train_batch_size': 64, 'disable_tqdm': True, 'report_to': []}
-        settings = TrainingSettings(folder, prompts=96, rounds=1, trainer=trainer)
-        record = train(Splits(world[:8], world[8:], {}), settings).record
-    step = statistics.median(line['step_time'] for line in record['log'])
-    own = record['reward_seconds'] / record['steps']
-    return [compared('reward function in a training step', [own], 'pocket model, 64 answers', [step], 33.0)]
+        run = TrainingSettings(folder, rounds=1, trainer=trainer, **settings)
+        record = train(Splits(world[:8], world[8:], {}), run).record
+    return [line['step_time'] for line in record['log']][2:], record['reward_seconds'] / record['steps']
+
+
+def pocket_pass(
+    threads: int, # that torch computes with
+) -> Task: # passes of 128 questions
+    "The pocket model reads questions and learns from them, with so many threads."
+    import torch
+    from stocker.training.pocket import load_pocket, tokenized
+    from stocker.training.questions import random_question
+    student, rng = load_pocket(), np.random.default_rng(0)
+    asked = [student.messages(*random_question(rng)) for _ in range(128)]
+    inputs = tokenized(student.tokenizer, asked, padding=True, padding_side='left', return_tensors='pt')
+    def run() -> int:
+        "Three passes."
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        for _ in range(3): student.model(**inputs, labels=inputs['input_ids']).loss.backward()
+        torch.set_num_threads(before)
+        return 3
+    return run
+
+
+def training_measurements() -> list[Measurement]: # three lines
+    "What is not the model in a step, what a step of listed answers takes, and whether the choice of threads pays."
+    drawn, own = training_steps(prompts=192)
+    listed, _ = training_steps(answers='exposures', objective='wealth', horizon=2, prompts=12 * 128)
+    one, all_cores = in_turn([pocket_pass(1), pocket_pass(os.cpu_count() or 1)], 5, time.perf_counter)
+    step = statistics.median(drawn)
+    return [compared('reward function in a training step', [own], 'pocket model, 128 answers', [step], 33.0),
+            compared('a step of 128 questions, all answers listed', [statistics.median(listed)],
+                     '16 questions, 128 answers drawn', [step], 1.8),
+            compared('pocket model learning, one thread', one, 'a thread for each core', all_cores, 0.67)]
 
 # %% ../nbs/91_bench.ipynb #d450f581
 def server_measurements(
