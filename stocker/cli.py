@@ -430,7 +430,7 @@ def setting(
 def train(
     model: Annotated[str, typer.Option(help='pocket, smollm2, or a chat model: a hub name or a folder')] = 'pocket',
     episodes: Annotated[str, typer.Option(help='planted, placebo, corpus, or a world of the ladder')] = 'planted',
-    credit: Annotated[str, typer.Option(help='step, horizon or episode')] = 'horizon',
+    credit: Annotated[str, typer.Option(help='step or horizon')] = 'horizon',
     horizon: Annotated[int, typer.Option(help='decisions that count under horizon')] = 5,
     seed: Annotated[int, typer.Option(help='of everything that is drawn')] = 0,
     rounds: Annotated[int, typer.Option(help='passes over the questions, renewed each time')] = 3,

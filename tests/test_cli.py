@@ -319,11 +319,11 @@ def test_training_gets_what_the_command_says(command, monkeypatch):
     monkeypatch.setattr('stocker.training.results.judge', lambda trained, splits: got.update(judged=splits) or {
         'test': pd.DataFrame({'policy': ['after'], 'unreadable': [got.get('unreadable', 0.0)]})})
     monkeypatch.setattr('stocker.training.results.compile_results', lambda folder: folder/'RESULTS.md')
-    code, out, _ = command('train', '--episodes', 'placebo', '--seed', '3', '--credit', 'episode', '--rounds', '2',
+    code, out, _ = command('train', '--episodes', 'placebo', '--seed', '3', '--credit', 'step', '--rounds', '2',
                            '--transaction-cost', '0', '--set', 'beta=0.1', '--brief', '--out', 'here/one_3')
     assert code == 0 and 'step 7 was kept' in out and got['splits'] == got['judged'] == ('placebo', 3, 'close')
     settings = got['settings']
-    assert (settings.model, settings.credit, settings.seed, settings.rounds) == ('pocket', 'episode', 3, 2)
+    assert (settings.model, settings.credit, settings.seed, settings.rounds) == ('pocket', 'step', 3, 2)
     assert settings.weights == RewardWeights(transaction_cost=0.0) and settings.trainer == {'beta': 0.1}
     assert settings.brief and settings.out == Path('here/one_3')
     assert '100.0% of its decisions could be read' in out

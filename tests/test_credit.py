@@ -3,12 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from stocker.council.council import vote_mean
-from stocker.llm.answers import read_trade
-from stocker.studies.worlds import follow, planted_world
+from stocker.studies.worlds import planted_world
 from stocker.trading.engine import Start
 from stocker.training.credit import CreditReward, order_rewards
-from stocker.training.questions import EpisodeSet, one_by_one, start_columns
+from stocker.training.questions import EpisodeSet, start_columns
 
 
 # Texts that models have really written, none of which may break a reward.
@@ -23,12 +21,11 @@ ODD_TEXTS = [
     '{"side":"short","quantity":5}', '{"side":"hold","quantity":7}', '{"side":"sell","quantity":0}']
 
 
-@pytest.mark.parametrize('credit', ['step', 'horizon', 'episode'])
+@pytest.mark.parametrize('credit', ['step', 'horizon'])
 def test_every_text_gets_one_finite_number(world, starts, credit):
     reward = CreditReward(EpisodeSet(world), credit)
     some = [starts[(7 * i) % len(starts)] for i in range(len(ODD_TEXTS))]
-    rest = reward.rest_of_episode(some, ODD_TEXTS, one_by_one(vote_mean))
-    values = reward(ODD_TEXTS, **start_columns(some), rest=rest if credit == 'episode' else None)
+    values = reward(ODD_TEXTS, **start_columns(some))
     assert len(values) == len(ODD_TEXTS) and all(type(value) is float and math.isfinite(value) for value in values)
 
 
@@ -93,42 +90,6 @@ def test_beside_holding_the_states_no_longer_differ_by_what_they_held(world, sta
     said, many = ['{"side": "hold", "quantity": 0}'] * len(starts), start_columns(starts)
     assert np.ptp(CreditReward(EpisodeSet(world))(said, **many)) > 0.1
     assert np.ptp(CreditReward(EpisodeSet(world), beside_holding=True)(said, **many)) == 0.0
-
-
-def test_to_the_end_of_an_episode_nothing_is_taken_off(world, starts):
-    some, said = starts[:4], ['{"side": "buy", "quantity": 8}'] * 4
-    episodes = EpisodeSet(world)
-    rest = CreditReward(episodes).rest_of_episode(some, said, one_by_one(vote_mean))
-    plain, beside = (CreditReward(episodes, 'episode', beside_holding=taken_off)(said, **start_columns(some), rest=rest)
-                     for taken_off in (False, True))
-    assert plain == beside
-
-
-def test_an_episode_is_worth_what_the_environment_pays_to_its_end(world, starts):
-    "Every order of every state, and then a policy that is another one."
-    reward, said = CreditReward(EpisodeSet(world), 'episode'), '{"side": "%s", "quantity": %d}'
-    orders = [said % (side, quantity) for side in ('buy', 'sell', 'hold') for quantity in (0, 3, 1000)]
-    some, texts = [start for start in starts[::7] for _ in orders], orders * len(starts[::7])
-    rest = reward.rest_of_episode(some, texts, one_by_one(follow('news')))
-    for start, text, value in zip(some, texts, reward(texts, **start_columns(some), rest=rest)):
-        run, order = reward.episodes.run(start), read_trade(text)
-        expected = run.trade(order.side.code, order.quantity)[2].reward
-        while not run.over:
-            action = follow('news')(world[start.place].votes[run.step], run.portfolio).action
-            expected += run.trade(action.side.code, action.quantity)[2].reward
-        assert value == pytest.approx(expected, abs=1e-12)
-
-
-def test_what_cannot_be_read_is_not_played_on_and_earns_least(world, starts):
-    asked, some, reward = [], starts[:3], CreditReward(EpisodeSet(world), 'episode')
-    def policy(questions):
-        asked.extend(questions)
-        return one_by_one(vote_mean)(questions)
-    said = ['no idea', '{"side": "hold", "quantity": 0}', '{"side": "buy"']
-    rest = reward.rest_of_episode(some, said, policy)
-    assert rest[0] == rest[2] == 0.0 and len(asked) == 20 - some[1].step - 1
-    values = reward(said, **start_columns(some), rest=rest)
-    assert all(values[i] < some[i].step - 20 for i in (0, 2)) # below -1 for each decision that is left
 
 
 def test_an_order_is_worth_the_same_beside_a_longer_episode():

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 from waiting import patiently
-from stocker.council.council import collect_votes, vote_mean
+from stocker.council.council import collect_votes
 from stocker.council.specialists import RULE_ANALYSTS
 from stocker.llm.prompts import LanguageSpecialist
 from stocker.market.core import DataError, StockerError
@@ -26,12 +26,11 @@ from trl import SFTTrainer
 from stocker.llm.models import load_adapter
 from stocker.training.adapters import ADAPTER, brief_answer, brief_messages, load_weights, trained_moderator
 from stocker.trading.engine import Start
-from stocker.training.credit import CreditReward
 from stocker.training.grpo import (
-    SCORES, WARM_START, Alarms, EpisodeRollout, Questions, Trained, TrainingSettings, demonstration_rows,
+    SCORES, WARM_START, Alarms, Questions, Trained, TrainingSettings, demonstration_rows,
     last_checkpoint, make_trainer, train)
 from stocker.training.pocket import ModelModerator, Student, load_pocket, pocket_messages, tokenized
-from stocker.training.questions import EpisodeSet, Splits, one_by_one, start_columns
+from stocker.training.questions import EpisodeSet, Splits
 from stocker.training.results import compile_results, judge
 
 torch.set_num_threads(1)
@@ -107,45 +106,6 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_adapter_still_learning(world
     last = [folder/'checkpoints'/'checkpoint-4'/'adapter_model.safetensors' for folder in (trained.folder, out)]
     one, other = map(load_file, last)
     for name in one: torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
-
-
-def test_a_rollout_plays_each_run_on_with_the_model_that_is_trained(world, monkeypatch):
-    "The model here repeats its question, and the question is what the vote mean would do."
-    def answer_itself(votes, portfolio):
-        return [{'role': 'user', 'content': brief_answer(vote_mean(votes, portfolio))}]
-    def repeat(trainer, prompts):
-        return {'texts': [one[-1]['content'] for one in prompts]}
-    monkeypatch.setattr('stocker.training.grpo.trainer_answers', repeat)
-    episodes, pocket = EpisodeSet(world), load_pocket()
-    student = Student('repeats', pocket.model, pocket.tokenizer, answer_itself, 24, 48)
-    reward, settings = CreditReward(episodes, 'episode'), TrainingSettings('here', credit='episode')
-    prompts = [row['prompt'] for row in Questions(episodes, student, settings).ask(episodes.beginnings)]
-    rolled = EpisodeRollout(reward, answer_itself)(prompts, None)
-    values = reward(rolled['texts'], **start_columns(episodes.beginnings), rest=rolled['rest'])
-    assert values == pytest.approx([run.total_reward for run in episodes.play(one_by_one(vote_mean))], abs=1e-12)
-
-
-def test_episode_credit_trains_through_a_rollout(world, tmp_path, monkeypatch):
-    seen, rest_of_episode = [], CreditReward.rest_of_episode
-    monkeypatch.setattr(
-        CreditReward, 'rest_of_episode', lambda *given: seen.append(rest_of_episode(*given)) or seen[-1])
-    one = train_quietly(world[:4], world[4:], tmp_path, credit='episode', rounds=1, prompts=2,
-                        trainer={**SMALL, 'per_device_train_batch_size': 8})
-    assert one.record['steps'] == 1 and one.record['credit'] == 'episode'
-    assert [len(rest) for rest in seen] == [8] and any(seen[0])
-
-
-def test_a_rollout_of_gemma_4(gemma_votes, tmp_path):
-    voted, _ = gemma_votes
-    student, episodes = gemma_student(), EpisodeSet(voted)
-    settings = TrainingSettings(tmp_path, 'tiny-gemma-4', 'episode', prompts=2, rank=2, trainer={
-        'per_device_train_batch_size': 2, 'num_generations': 2, 'report_to': []})
-    questions = Questions(episodes, student, settings)
-    trainer = make_trainer(questions, settings.config())
-    prompts = [row['prompt'] for row in questions.ask(episodes.beginnings)]
-    rolled = trainer.rollout_func(prompts, trainer)
-    assert [len(rolled[name]) for name in ('prompt_ids', 'completion_ids', 'texts', 'rest')] == [2] * 4
-    assert rolled['prompt_ids'] == tokenized(student.tokenizer, prompts)['input_ids']
 
 
 @pytest.fixture(scope='module')

@@ -26,22 +26,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..market.core import Decision, StockerError, Timing, write_json
+from ..market.core import StockerError, Timing, write_json
 from ..trading.engine import Start
 from ..trading.objectives import OBJECTIVES
 from ..trading.reward import RewardWeights
 from ..council.council import vote_mean
-from ..llm.client import Messages
 from ..llm.models import read_object, refuse_overflow, text_tokenizer
-from ..llm.prompts import decision_in
 from .adapters import (
     ADAPTER, check_forward, check_number, check_packages, check_trainer, load_student, load_weights, lora_settings,
     model_card, precision, processes, round_steps, save_trained)
 from .credit import CREDITS, CreditReward
-from .pocket import MENUS, MessagesOf, ModelModerator, Student, tokenized
+from .pocket import MENUS, ModelModerator, Student, tokenized
 from .expectation import FITS, MenuWorths, menu_trainer
 from .questions import (
-    CURRICULA, Chances, EpisodeSet, Question, Splits, curriculum, data_record, walk_forward)
+    CURRICULA, Chances, EpisodeSet, Splits, curriculum, data_record, walk_forward)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -68,7 +66,7 @@ class TrainingSettings:
 
     out: str | Path # folder of the run
     model: str = 'pocket' # 'pocket', 'smollm2', or a chat model: a name on the hub, or a folder
-    credit: str = 'horizon' # what counts: the 'step', a 'horizon', or the rest of the 'episode'
+    credit: str = 'horizon' # what counts: the 'step', or a 'horizon'
     horizon: int = 5 # decisions that count under 'horizon', its own included
     weights: RewardWeights = RewardWeights() # what the reward is made of
     seed: int = 0 # of everything that is drawn
@@ -172,7 +170,7 @@ class Questions:
         starts: Sequence[Start], # the states
     ) -> list[dict[str, Any]]: # prompt and the fields of the state
         "A question for each state, with the state beside it; a prompt over the limit is a `StockerError`."
-        student, carried = self.student, self.settings.credit == 'episode'
+        student = self.student
         prompts = [list(student.asked(*question)) for question in self.episodes.questions(starts)]
         lengths = [len(numbers) for numbers in tokenized(student.tokenizer, prompts)['input_ids']]
         if (longest := max(lengths)) > student.longest_prompt:
@@ -180,7 +178,6 @@ class Questions:
             raise StockerError(
                 f'the prompt of episode {at.place}, decision {at.step} has {longest} tokens, the limit is '
                 f'{student.longest_prompt}: shorten what is asked, or raise the limit; prompts are never cut')
-        if carried: prompts = [[*said, {**last, 'state': list(start)}] for (*said, last), start in zip(prompts, starts)]
         return [{'prompt': prompt, **start._asdict()} for prompt, start in zip(prompts, starts)]
 
     def fill(
@@ -282,39 +279,6 @@ def round_callback(
             if message := alarms.look(logs or {}, state.global_step): warnings.warn(message, stacklevel=2)
     return Rounds()
 
-# %% ../../nbs/training/56_grpo.ipynb #7afa81fd
-def trainer_answers(
-    trainer: 'GRPOTrainer', # whose model answers, as it does in training
-    prompts: Sequence[Messages], # what it is asked
-) -> dict[str, list | None]: # prompt_ids, completion_ids, logprobs, texts
-    "One answer to each prompt, drawn by the trainer's own settings."
-    asked, images, fields = trainer._tokenize_prompts(prompts) # TRL has no public name for these two
-    said, logprobs = trainer._generate_single_turn(asked, images, fields, num_generations=1)
-    texts = trainer.processing_class.batch_decode(said, skip_special_tokens=True)
-    return {'prompt_ids': asked, 'completion_ids': said, 'logprobs': logprobs, 'texts': texts}
-
-
-@dataclass(frozen=True, eq=False)
-class EpisodeRollout:
-    "TRL's `rollout_func` under episode credit: the model answers, and plays each run on to its end."
-
-    reward: CreditReward # whose episodes are played
-    messages: MessagesOf # how the model is asked
-
-    def __call__(
-        self,
-        prompts: Sequence[Messages], # the last message of each carries a state
-        trainer: 'GRPOTrainer', # whose model answers
-    ) -> dict[str, list | None]: # what TRL asks for, and the column `rest`
-        "Answers to questions, and what the rest of each episode earned."
-        def ask(questions: Sequence[Question]) -> list[Decision]:
-            "The decisions of the model that is trained."
-            asked = [list(self.messages(*question)) for question in questions]
-            return [decision_in(text) for text in trainer_answers(trainer, asked)['texts']]
-        said = trainer_answers(trainer, prompts)
-        starts = [Start(*prompt[-1]['state']) for prompt in prompts]
-        return {**said, 'rest': self.reward.rest_of_episode(starts, said['texts'], ask)}
-
 # %% ../../nbs/training/56_grpo.ipynb #383f8e7d
 def in_32_bits(
     model: Any, # a `PeftModel`; its adapter is changed
@@ -353,12 +317,9 @@ def make_trainer(
     student, settings, objective = questions.student, questions.settings, OBJECTIVES[questions.settings.objective]
     reward = CreditReward(questions.episodes, settings.credit, settings.horizon, True, objective)
     config.max_completion_length = student.max_new_tokens
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', message=".*'rollout_func', which is an experimental feature")
-        trainer = (menu_trainer() if student.menu else GRPOTrainer)(
-            model=student.model, reward_funcs=reward, args=config, train_dataset=questions.dataset(),
-            processing_class=text_tokenizer(student.tokenizer), peft_config=lora_settings(student.model, settings.rank),
-            rollout_func=EpisodeRollout(reward, student.asked) if settings.credit == 'episode' else None)
+    trainer = (menu_trainer() if student.menu else GRPOTrainer)(
+        model=student.model, reward_funcs=reward, args=config, train_dataset=questions.dataset(),
+        processing_class=text_tokenizer(student.tokenizer), peft_config=lora_settings(student.model, settings.rank))
     if student.menu:
         trainer.menu, trainer.fit = student.menu, settings.fit
         trainer.worths = MenuWorths(questions.episodes, student.menu, settings.horizon, objective)
