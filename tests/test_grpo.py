@@ -25,7 +25,6 @@ from trl import SFTTrainer
 
 from stocker.llm.models import load_adapter
 from stocker.training.adapters import ADAPTER, brief_answer, brief_messages, load_weights, trained_moderator
-from stocker.trading.engine import Start
 from stocker.training.grpo import (
     SCORES, WARM_START, Alarms, Questions, Trained, TrainingSettings, demonstration_rows,
     last_checkpoint, make_trainer, train)
@@ -156,18 +155,17 @@ def test_a_model_without_a_system_turn_is_trained_and_asked_with_all_that_was_sa
     student.tokenizer.chat_template = student.tokenizer.tokenizer.chat_template = template + (
         "{% for turn in messages %}{% if turn.role != 'system' %}{{ '<|turn>' + turn.role + '\n' + turn.content }}"
         "{{ '<turn|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}")
-    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', 'episode', prompts=2, rank=2, trainer={
+    questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', prompts=2, rank=2, trainer={
         'per_device_train_batch_size': 2, 'num_generations': 2, 'report_to': []}))
     rows, shown = questions.ask(episodes.beginnings), demonstration_rows(episodes, 2, student)
     for turns in (rows[0]['prompt'], shown[0]['prompt']):
         assert [turn['role'] for turn in turns] == ['user'] and turns[0]['content'].startswith(BRIEF_PROMPT)
         assert 'can buy' in turns[0]['content']
-    assert Start(*rows[0]['prompt'][-1]['state']) == episodes.beginnings[0]
     trainer = make_trainer(questions, questions.settings.config())
-    rolled = trainer.rollout_func([row['prompt'] for row in rows], trainer)
+    given, *_ = trainer._tokenize_prompts([row['prompt'] for row in rows]) # what the trainer asks
     question = episodes.questions(episodes.beginnings)[0]
     asked = tokenized(student.tokenizer, [brief_messages(*question)])['input_ids']
-    assert rolled['prompt_ids'][0] == asked[0] and BRIEF_PROMPT in student.tokenizer.decode(asked[0])
+    assert given[0] == asked[0] and BRIEF_PROMPT in student.tokenizer.decode(asked[0])
     assert check_forward(trainer.model, student, question) > 0
     assert len(student.moderator().decide_batch([question])) == 1
 
