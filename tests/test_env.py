@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from stocker.market.core import Portfolio, StockerError, TradeAction, canonical_json
+from stocker.market.conditions import conditions_at
+from stocker.market.core import Portfolio, StockerError, Timing, TradeAction, canonical_json
 from stocker.council.council import play, rule_council
 from stocker.market.data import load_prices, load_table
 from stocker.trading.env import MAX_QUANTITY, Snapshot, StockerEnv, simulate_rewards
@@ -485,7 +486,8 @@ def test_the_portfolio_is_what_the_moderator_needs():
     env.reset()
     env.step((BUY, 10))
     closes = load_task('task_easy').market().closes
-    assert env.portfolio == Portfolio(1, 43, env.run.cash, 10, closes[1], 10_000.0, 0.001, env.run.max_drawdown)
+    assert env.portfolio == Portfolio(1, 43, env.run.cash, 10, closes[1], 10_000.0, 0.001, env.run.max_drawdown,
+                                      conditions_at(load_task('task_easy'), Timing.CLOSE, 1))
     assert json.loads(canonical_json(env.portfolio))['shares'] == 10
 
 

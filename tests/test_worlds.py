@@ -10,8 +10,8 @@ from stocker.trading.env import StockerEnv
 from stocker.market.episodes import WARM_UP_SESSIONS, Episode
 from stocker.trading.engine import market_path
 from stocker.studies.worlds import (
-    LEAST_STRENGTH, directions, follow, martingale_prices, martingale_ratios, placebo_world, planted_world, shuffle,
-    silence, vote_signs, world_sessions)
+    directions, follow, LEAST_STRENGTH, martingale_prices, martingale_ratios, placebo_world, planted_world, shuffle,
+    silence, told, vote_signs, world_sessions)
 
 
 def mean_reward(world, moderator):
@@ -62,7 +62,8 @@ def test_the_informed_vote_tells_the_move_from_fill_to_fill(timing):
 def test_noise_is_worthless_and_has_the_same_distribution():
     rng = np.random.default_rng(106)
     direction = np.where(martingale_ratios(rng, 30_000, 0.02) > 1, 1, -1)
-    signs = vote_signs(rng, direction, 'geopolitics', 0.97, 0.9)
+    knows = lambda rng, moves, storms: told(rng, moves, 0.97)
+    signs = vote_signs(rng, direction, np.zeros(len(direction), bool), ['geopolitics'], knows, 0.9)
     for role, column in zip(ROLES, signs.T):
         buys, right = ((np.mean(column == side) - 0.5) * 2 * len(column) ** 0.5 for side in (1, direction))
         assert abs(buys) < 4 # standard errors

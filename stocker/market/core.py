@@ -442,29 +442,6 @@ def digest(
     "SHA-256 of the canonical JSON: what is written alike has the same digest."
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
-# %% ../../nbs/market/01_core.ipynb #46f79b0c
-class Sealed(Frozen):
-    "A value that is written with a seal."
-
-    seal: str = '' # SHA-256 of the line without it; empty in files of older versions
-
-
-def sealed_line(
-    value: Sealed, # what is kept
-) -> bytes: # its canonical JSON with the seal, and the end of the line
-    "A value as it is written."
-    values = value.model_dump(exclude={'seal'})
-    return f'{canonical_json({**values, "seal": digest(values)})}\n'.encode()
-
-
-def seal_holds(
-    value: Sealed, # as it was read
-    line: bytes, # what was read, with or without the end of the line
-) -> bool: # True for one that has no seal
-    "Whether a line is, byte for byte, what was sealed."
-    rest = line.rstrip(b'\r\n').replace(f'"seal":"{value.seal}",'.encode(), b'', 1)
-    return not value.seal or hashlib.sha256(rest).hexdigest() == value.seal
-
 # %% ../../nbs/market/01_core.ipynb #ed2a3f1d
 LEFT = re.compile(r'\..*\.([0-9a-f]{8})-(\d{1,9})\.[^.]*\.tmp') # the name of something temporary
 
