@@ -132,7 +132,8 @@ def test_a_tiny_gemma_4_goes_the_whole_way_with_a_council_that_sees(gemma_votes,
     voted, asked = gemma_votes
     parts = [part['type'] for messages in asked for part in messages[-1]['content'] if isinstance(part, dict)]
     assert len(asked) == 10 and parts.count('image_url') == 10
-    trainer = {'per_device_train_batch_size': 4, 'num_generations': 4, 'learning_rate': 0.01, 'max_steps': 2, **QUIET}
+    trainer = {'per_device_train_batch_size': 4, 'num_generations': 4, 'gradient_accumulation_steps': 2,
+               'learning_rate': 0.01, 'max_steps': 2, **QUIET}
     one = train_quietly(voted[:1], voted[1:], tmp_path, gemma_student(), model='tiny-gemma-4', prompts=2, rounds=2,
                         demonstrations=4, policy_episodes=1, trainer=trainer)
     assert one.record['steps'] == 2 and one.record['demonstrations'] == 4
@@ -156,7 +157,7 @@ def test_a_model_without_a_system_turn_is_trained_and_asked_with_all_that_was_sa
         "{% for turn in messages %}{% if turn.role != 'system' %}{{ '<|turn>' + turn.role + '\n' + turn.content }}"
         "{{ '<turn|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}")
     questions = Questions(episodes, student, TrainingSettings(tmp_path, 'x', prompts=2, rank=2, trainer={
-        'per_device_train_batch_size': 2, 'num_generations': 2, 'report_to': []}))
+        'per_device_train_batch_size': 2, 'num_generations': 2, 'gradient_accumulation_steps': 1, 'report_to': []}))
     rows, shown = questions.ask(episodes.beginnings), demonstration_rows(episodes, 2, student)
     for turns in (rows[0]['prompt'], shown[0]['prompt']):
         assert [turn['role'] for turn in turns] == ['user'] and turns[0]['content'].startswith(BRIEF_PROMPT)
@@ -198,7 +199,7 @@ def test_the_adapter_of_a_packed_model_stays_in_32_bits(gemma_votes, tmp_path, m
         one = train_quietly(
             voted[:1], voted[1:], tmp_path/'run', student, model='tiny', prompts=2, rounds=rounds, rank=2,
             demonstrations=4, policy_episodes=1, resume=rounds == 2,
-            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, **QUIET})
+            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, 'gradient_accumulation_steps': 1, **QUIET})
         look('after the run', one.model)
         assert one.record['steps'] == rounds
     assert [moment for moment, *_ in seen] == ['before', 'after the demonstrations', 'after the run', 'after the run']

@@ -7,7 +7,7 @@ __all__ = ['ROUNDS', 'DRAWS', 'YARDSTICKS', 'FLAT', 'TOO_LITTLE', 'SHOWN_GAINS',
            'world_settings', 'rivals', 'played_rows', 'judge_in_world', 'learn_world', 'drawn_gains', 'interval',
            'world_table', 'in_words', 'world_lines', 'world_figure', 'undone_table', 'undone_lines', 'keep_rows']
 
-# %% ../../nbs/training/57_world_results.ipynb #005d3d37
+# %% ../../nbs/training/57_world_results.ipynb #f0ea77da
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..trading.engine import Played
 from ..trading.reward import RewardWeights
 from ..studies.ladder import fit_ladder
 from ..studies.worlds import GRADES, best_rule, roles_apart
-from .grpo import Trained, TrainingSettings, train
+from .grpo import LARGE_LISTED_SETTINGS, STEPS_A_ROUND, Trained, TrainingSettings, train
 from .questions import DecideBatch, EpisodeSet, Splits, load_splits, one_by_one
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def world_table(
             'seconds': after['seconds'].max()})
     return pd.DataFrame(lines)
 
-# %% ../../nbs/training/57_world_results.ipynb #1bd93da8
+# %% ../../nbs/training/57_world_results.ipynb #746f40b4
 FLAT: tuple[str, ...] = ('coins',) # worlds in which nothing is to be gained
 TOO_LITTLE = 'too little to gain for an interval'
 
@@ -168,7 +168,9 @@ def in_words(
     verb = 'gains' if row['yardstick'] == 'logistic' else 'gain'
     reach = f"{row['share low']:.0%} to {row['share high']:.0%}" if row['share low'] == row['share low'] else TOO_LITTLE
     share = f"{row['share']:.0%} of what {row['yardstick']} {verb} ({reach})"
-    end = 'nothing is to be gained here' if row['world'] in FLAT else share
+    there = row[f"gain of {row['yardstick']}"]
+    nothing = row['world'] in FLAT or there <= 0
+    end = f"{row['yardstick']} {there:+.2f}, nothing to share in" if nothing else share
     return f"**{row['world']}**, {row['timing']}: {gain}; {end}."
 
 
@@ -186,7 +188,7 @@ def world_lines(
             'trades', 'invalid', 'unreadable', 'constant']
     lines = [[row['world'], row['timing'], f"{row['hold']:+.2f}",
               *(f"{row[f'gain of {name}']:+.2f}" for name in SHOWN_GAINS),
-              *(('', '') if row['world'] in FLAT else
+              *(('', '') if row['world'] in FLAT or row[f"gain of {row['yardstick']}"] <= 0 else
                 (f"{row['share']:.0%}", f"{row['share low']:.0%} to {row['share high']:.0%}"
                  if row['share low'] == row['share low'] else '')),
               f"{row['ahead of logistic']:+.2f}", f"{row['ahead low']:+.2f} to {row['ahead high']:+.2f}",
@@ -232,11 +234,14 @@ def world_figure(
     right.legend(frameon=False, fontsize=7, loc='upper left', ncols=2)
     return figure
 
-# %% ../../nbs/training/57_world_results.ipynb #a32e0501
+# %% ../../nbs/training/57_world_results.ipynb #a453c22d
 UNDONE: dict[str, dict[str, Any]] = { # what differs from `world_settings`, by what is undone
     'as it is': {}, 'orders in shares, drawn': {'answers': 'drawn'}, 'one session counts': {'horizon': 1},
     "the environment's reward": {'objective': 'environment', 'horizon': 5}, 'the expectation': {'fit': 'expectation'},
-    'the expectation, no entropy': {'fit': 'expectation', 'trainer': {'entropy_coef': 0.0}}}
+    'the expectation, no entropy': {'fit': 'expectation', 'trainer': {'entropy_coef': 0.0}},
+    'settings for large models': {'prompts': STEPS_A_ROUND * 32, 'trainer': {
+        **LARGE_LISTED_SETTINGS, 'per_device_train_batch_size': 24, 'num_generations': 6,
+        'gradient_checkpointing': False, 'dataloader_pin_memory': False}}}
 UNDONE_ROWS = 'undone.parquet' # rows of `judge_in_world` with a column `undone`, beside the runs
 
 
