@@ -155,7 +155,7 @@ def world_table(
             'seconds': after['seconds'].max()})
     return pd.DataFrame(lines)
 
-# %% ../../nbs/training/57_world_results.ipynb #746f40b4
+# %% ../../nbs/training/57_world_results.ipynb #da32fea7
 FLAT: tuple[str, ...] = ('coins',) # worlds in which nothing is to be gained
 TOO_LITTLE = 'too little to gain for an interval'
 
@@ -214,11 +214,14 @@ def world_figure(
     figure = Figure(figsize=(9.6, 3.4), layout='constrained')
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for place, count in enumerate(('one', 'two', 'three')):
-        names = [name for name in table.index if name.startswith(f'{count}-')]
-        part, strength = table.loc[names], [int(name.split('-')[1]) + 0.6 * (place - 1) for name in names]
-        reach = [part['share'] - part['share low'], part['share high'] - part['share']]
+        part = table[table.index.str.startswith(f'{count}-') & (table['gain of logistic'] > 0)]
+        strength = part.index.str.split('-').str[1].astype(int) + 0.6 * (place - 1)
+        part = part.assign(strength=strength).sort_values('strength')
+        sure = part[part['share low'].notna()]
+        left.plot(part['strength'], part['share'], 'o-', color=f'C{place}', mfc='white')
+        reach = [sure['share'] - sure['share low'], sure['share high'] - sure['share']]
         label = f"{count} of seven know{'s' * (place == 0)}"
-        left.errorbar(strength, part['share'], yerr=reach, fmt='o-', capsize=3, label=label)
+        left.errorbar(sure['strength'], sure['share'], yerr=reach, fmt='o', capsize=3, label=label, color=f'C{place}')
     left.axhline(1, color='0.6', lw=1)
     left.set(xlabel='how often an informant is right, %', ylabel="share of the logistic's gain", ylim=(0, 1.6),
              title='Signals that add up')
