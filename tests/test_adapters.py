@@ -14,7 +14,7 @@ from peft import get_peft_model
 from stocker.training.adapters import (
     brief_answer, brief_messages, check_forward, check_packages, load_weights, lora_settings, precision, save_trained,
     trained_moderator)
-from stocker.training.grpo import Questions, TrainingSettings, make_trainer, trainer_answers
+from stocker.training.grpo import Questions, TrainingSettings, make_trainer
 from stocker.training.pocket import Student, load_pocket, save_pocket
 from stocker.training.questions import EpisodeSet
 from stocker.training.results import compile_results
@@ -165,5 +165,6 @@ def test_a_trainer_draws_no_answer_from_what_is_no_number(world, tmp_path):
     questions = Questions(EpisodeSet(world), student, TrainingSettings(tmp_path, 'loud', prompts=1, rank=2, trainer={
         'per_device_train_batch_size': 2, 'num_generations': 2, 'gradient_accumulation_steps': 1, 'report_to': []}))
     trainer = make_trainer(questions, questions.settings.config())
-    asked = [row['prompt'] for row in questions.ask(questions.episodes.beginnings[:1])]
-    with pytest.raises(StockerError, match='scores of the model are not numbers'): trainer_answers(trainer, asked)
+    asked, *rest = trainer._tokenize_prompts([row['prompt'] for row in questions.ask(questions.episodes.beginnings[:1])])
+    with pytest.raises(StockerError, match='scores of the model are not numbers'):
+        trainer._generate_single_turn(asked, *rest, num_generations=1)
