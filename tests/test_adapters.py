@@ -165,6 +165,7 @@ def test_a_trainer_draws_no_answer_from_what_is_no_number(world, tmp_path):
     questions = Questions(EpisodeSet(world), student, TrainingSettings(tmp_path, 'loud', prompts=1, rank=2, trainer={
         'per_device_train_batch_size': 2, 'num_generations': 2, 'gradient_accumulation_steps': 1, 'report_to': []}))
     trainer = make_trainer(questions, questions.settings.config())
-    asked, *rest = trainer._tokenize_prompts([row['prompt'] for row in questions.ask(questions.episodes.beginnings[:1])])
+    rows = questions.ask(questions.episodes.beginnings[:1])
+    asked, *rest = trainer._tokenize_prompts([row['prompt'] for row in rows])
     with pytest.raises(StockerError, match='scores of the model are not numbers'):
         trainer._generate_single_turn(asked, *rest, num_generations=1)

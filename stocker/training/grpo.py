@@ -87,11 +87,12 @@ class TrainingSettings:
     answers: str = 'drawn' # 'drawn' from what a model says, or listed: 'sides' or 'exposures'
     objective: str = 'environment' # what a session is worth: one of OBJECTIVES
     fit: str = 'worths' # what is learned of listed answers: one of FITS
+    states: str = 'even' # where listed answers are asked for: 'even' over what is owned, or as they are 'reached'
     folds: int = 0 # walk-forward folds that choose the checkpoint; 0: the validation episodes do
 
     def __post_init__(self) -> None:
         for name, words in (('credit', CREDITS), ('curriculum', CURRICULA), ('answers', ('drawn', *MENUS)),
-                            ('objective', OBJECTIVES), ('fit', FITS)):
+                            ('objective', OBJECTIVES), ('fit', FITS), ('states', ('even', 'reached'))):
             if getattr(self, name) not in words:
                 raise StockerError(f"unknown {name} {getattr(self, name)!r}: choose one of {', '.join(words)}")
         for name in ('seed', 'rounds', 'prompts', 'horizon', 'rank', 'policy_episodes', 'demonstrations', 'folds'):
@@ -208,7 +209,7 @@ class Questions:
         with torch.random.fork_rng():
             torch.manual_seed(int(rng.integers(2**31)))
             chances = self.chances and self.chances(progress)
-            if menu := self.student.menu:
+            if (menu := self.student.menu) and settings.states == 'even':
                 owned = [target for target in menu.targets if target == target]
                 starts = self.episodes.even_starts(owned, settings.questions, rng, chances)
             else: starts = self.episodes.mixed_starts(partial(moderator.decide_batch, temperature=1.0),
@@ -489,7 +490,7 @@ def run_record(
             'answers_a_step': config.generation_batch_size, 'device': trainer.model.device.type,
             'reward_seconds': reward.seconds, **more, 'demonstrations': settings.demonstrations,
             'curriculum': settings.curriculum, 'answers': settings.answers, 'objective': settings.objective,
-            'fit': settings.fit, 'log': log}
+            'fit': settings.fit, 'states': settings.states, 'log': log}
 
 # %% ../../nbs/training/56_grpo.ipynb #38dc1d69
 def check_unused(

@@ -237,10 +237,12 @@ def world_figure(
     right.legend(frameon=False, fontsize=7, loc='upper left', ncols=2)
     return figure
 
-# %% ../../nbs/training/57_world_results.ipynb #a453c22d
+# %% ../../nbs/training/57_world_results.ipynb #b2193683
 UNDONE: dict[str, dict[str, Any]] = { # what differs from `world_settings`, by what is undone
     'as it is': {}, 'orders in shares, drawn': {'answers': 'drawn'}, 'one session counts': {'horizon': 1},
-    "the environment's reward": {'objective': 'environment', 'horizon': 5}, 'the expectation': {'fit': 'expectation'},
+    "the environment's reward": {'objective': 'environment', 'horizon': 5},
+    'states as they are reached': {'states': 'reached'}, 'worths scaled in each state': {
+        'trainer': {'scale_rewards': 'group'}}, 'the expectation': {'fit': 'expectation'},
     'the expectation, no entropy': {'fit': 'expectation', 'trainer': {'entropy_coef': 0.0}},
     'settings for large models': {'prompts': STEPS_A_ROUND * 32, 'trainer': {
         **LARGE_LISTED_SETTINGS, 'per_device_train_batch_size': 24, 'num_generations': 6,
