@@ -110,11 +110,11 @@ def client_of(
 
 # %% ../nbs/92_cli.ipynb #d8162b62
 TimingName = Literal['close', 'next_open'] # of `stocker.market.core.Timing`
-ModeratorName = Literal['vote_mean', 'vote_mean_all_in', 'logistic', 'language']
+ModeratorName = Literal['vote_mean', 'vote_mean_all_in', 'logistic', 'language', 'exposures']
 
 
 def moderator_of(
-    name: str, # of ModeratorName, but 'language'
+    name: str, # of ModeratorName, but those with a model
 ) -> 'Moderator':
     "A moderator that needs no language model."
     if name == 'logistic':
@@ -131,7 +131,7 @@ def rules_of(
     "The rule analysts under a moderator."
     from stocker.council.council import Council
     from stocker.council.specialists import RULE_ANALYSTS
-    if moderator == 'language': refuse('rules cannot moderate as a language model; name one with --model')
+    if moderator in ('language', 'exposures'): refuse('rules cannot moderate as a language model; name one with --model')
     if adapter is None: return Council(RULE_ANALYSTS, moderator_of(moderator), moderator)
     from stocker.training.adapters import trained_moderator
     return Council(RULE_ANALYSTS, trained_moderator(adapter), str(adapter))
@@ -152,7 +152,9 @@ def council_of(
     from stocker.council.cache import VoteCache
     from stocker.llm.prompts import LanguageModerator, language_council
     client = client_of(model, recording)
-    chosen = moderator_of(moderator) if moderator not in (None, 'language') else None
+    plain = moderator not in (None, 'language', 'exposures')
+    chosen = moderator_of(moderator) if plain else None
+    if moderator == 'exposures': chosen = LanguageModerator(client, form='exposures')
     if adapter: chosen = LanguageModerator.from_adapter(adapter, client)
     root = cache if timing == 'close' else cache.with_name(f'{cache.name}-{timing}')
     return language_council(client, chosen, VoteCache(root))

@@ -349,3 +349,14 @@ def test_learning_a_world_keeps_its_rows(command, tmp_path, monkeypatch):
     code, out, _ = command('worlds', 'xor', '--learn', '--seeds', '2', '--out', str(tmp_path))
     assert code == 0 and (tmp_path/'worlds.parquet').is_file()
     assert 'seed 1: **xor**' in out and 'seed 2: **xor**' in out
+
+
+def test_a_model_may_be_asked_how_much_to_own(command, monkeypatch):
+    from stocker import cli
+    from stocker.llm.client import ScriptedClient
+    monkeypatch.setattr(cli, 'client_of', lambda model, recording: ScriptedClient([]))
+    council = cli.council_of('smollm2', 'exposures', 'close', Path('votes'))
+    assert council.moderator.form == 'exposures'
+    assert cli.council_of('smollm2', None, 'close', Path('votes')).moderator.form == 'orders'
+    code, _, error = command('run', 'task_easy', '--moderator', 'exposures')
+    assert code == 2 and 'name one with --model' in error
