@@ -131,7 +131,8 @@ def rules_of(
     "The rule analysts under a moderator."
     from stocker.council.council import Council
     from stocker.council.specialists import RULE_ANALYSTS
-    if moderator in ('language', 'exposures'): refuse('rules cannot moderate as a language model; name one with --model')
+    if moderator in ('language', 'exposures'):
+        refuse('rules cannot moderate as a language model; name one with --model')
     if adapter is None: return Council(RULE_ANALYSTS, moderator_of(moderator), moderator)
     from stocker.training.adapters import trained_moderator
     return Council(RULE_ANALYSTS, trained_moderator(adapter), str(adapter))
