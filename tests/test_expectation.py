@@ -29,8 +29,8 @@ def graded():
 def test_what_an_answer_is_worth_is_what_it_earns_beside_keeping(graded, menu, horizon):
     episodes, menu = EpisodeSet(graded), MENUS[menu]
     starts = episodes.even_starts([0.0, 0.5, 1.0], 25, np.random.default_rng(1))
-    worths = MenuWorths(episodes, menu, horizon, Objective(risk_aversion=0.0))([start._asdict() for start in starts])
-    for start, row in zip(starts, worths):
+    grade = MenuWorths(episodes, menu, horizon, Objective(risk_aversion=0.0))
+    for start, row in zip(starts, grade([start._asdict() for start in starts])):
         ends = []
         for target in (float('nan'), *menu.targets): # by hand, one portfolio at a time
             run = Run(episodes.paths[start.place], start=start)
@@ -40,7 +40,8 @@ def test_what_an_answer_is_worth_is_what_it_earns_beside_keeping(graded, menu, h
                 run.trade(*((action.side.code, action.quantity) if step == 0 else (0, 0.0)))
                 worth += run.value / before - 1.0
             ends.append(worth)
-        assert row == pytest.approx(np.array(ends[1:]) - ends[0], abs=1e-9)
+        usual = grade.usual_move(start.place, start.step) # in this unit
+        assert row * usual == pytest.approx(np.array(ends[1:]) - ends[0], abs=1e-9)
 
 
 def trainer_of(graded, tmp_path, **changes):
@@ -144,7 +145,7 @@ def test_learners_of_the_ladder_find_what_there_is():
         fitted = fit_ladder(splits.training[:256], 3)
         episodes = EpisodeSet(splits.tests[f'{world}, unseen'][:32])
         gains = {name: episodes.mean_reward(model.decide_batch) for name, model in fitted.items()}
-        if best is None: assert all(abs(gain) < 1.5 for gain in gains.values())
+        if best is None: assert all(gain < 1.5 for gain in gains.values()) # fees for nothing, at most
         else: assert gains[best] > 3
         if world == 'xor': assert gains['logistic'] < 0.3 * gains['boosted trees']
 

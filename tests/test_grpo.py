@@ -199,7 +199,7 @@ def test_the_adapter_of_a_packed_model_stays_in_32_bits(gemma_votes, tmp_path, m
         one = train_quietly(
             voted[:1], voted[1:], tmp_path/'run', student, model='tiny', prompts=2, rounds=rounds, rank=2,
             demonstrations=4, policy_episodes=1, resume=rounds == 2,
-            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, 'gradient_accumulation_steps': 1, **QUIET})
+            trainer={'per_device_train_batch_size': 4, 'num_generations': 4, 'gradient_accumulation_steps': 2, **QUIET})
         look('after the run', one.model)
         assert one.record['steps'] == rounds
     assert [moment for moment, *_ in seen] == ['before', 'after the demonstrations', 'after the run', 'after the run']
