@@ -393,6 +393,6 @@ def world_picture(
             below.scatter(days[~right], np.full((~right).sum(), place), marker=marker, s=36,
                           facecolors='none', edgecolors=f'C{place}')
     below.set_yticks(range(len(roles)), roles)
-    below.set(xlabel='decision', ylim=(-0.6, len(roles) - 0.4))
+    below.set(xlabel='decision', ylim=(len(roles) - 0.4, -0.6))
     return figure
 
