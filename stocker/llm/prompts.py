@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['MARK_DIGITS', 'SEATS', 'PICTURE_NOTE', 'EXAMPLE', 'TRADE_PROMPT', 'EXPOSURE_PROMPT', 'NO_TRADE', 'ANSWER_FORMS',
            'QUESTION_FORM', 'fenced', 'Seat', 'nothing_to_judge', 'question', 'vote_messages', 'role_prompt',
-           'LanguageSpecialist', 'language_specialists', 'trade_prompt', 'moderator_question', 'trade_messages',
-           'exposure_messages', 'decision_in', 'exposure_decision_in', 'AnswerForm', 'LanguageModerator',
-           'language_council']
+           'LanguageSpecialist', 'language_specialists', 'trade_prompt', 'trade_messages', 'exposure_messages',
+           'decision_in', 'exposure_decision_in', 'AnswerForm', 'LanguageModerator', 'language_council']
 
 # %% ../../nbs/llm/36_prompts.ipynb #c8baec04
 import base64
@@ -520,20 +519,12 @@ EXPOSURE_PROMPT = trade_prompt(
     'exposure: percent of the portfolio, null to keep what is owned now; the orders follow from it.')
 
 
-def moderator_question(
-    votes: Votes, # by role, in any order
-    portfolio: Portfolio, # where the run stands
-) -> str: # lines of text
-    "What a moderator is told about one day."
-    return f'{format_votes(votes)}\n{format_conditions(portfolio.conditions)}{format_portfolio(portfolio)}'
-
-
 def trade_messages(
     votes: Votes, # by role, in any order
     portfolio: Portfolio, # where the run stands
 ) -> Messages: # a system turn that is always the same, and a user turn
     "What the moderator's model is sent to give an order."
-    text = f'{moderator_question(votes, portfolio)}\nYour order, as one JSON object:'
+    text = f'{format_votes(votes)}\n{format_portfolio(portfolio)}\nYour order, as one JSON object:'
     return [{'role': 'system', 'content': TRADE_PROMPT}, {'role': 'user', 'content': text}]
 
 
@@ -543,7 +534,8 @@ def exposure_messages(
 ) -> Messages: # a system turn that is always the same, and a user turn
     "What the moderator's model is sent to say how much shall be owned."
     owned = portfolio.shares * portfolio.price / portfolio.value if portfolio.value > 0 else 0.0
-    text = f'{moderator_question(votes, portfolio)}\nNow in the share: {owned:.0%}. Your exposure, as one JSON object:'
+    state = format_conditions(portfolio.conditions) + format_portfolio(portfolio)
+    text = f'{format_votes(votes)}\n{state}\nNow in the share: {owned:.0%}. Your exposure, as one JSON object:'
     return [{'role': 'system', 'content': EXPOSURE_PROMPT}, {'role': 'user', 'content': text}]
 
 # %% ../../nbs/llm/36_prompts.ipynb #5632c017
