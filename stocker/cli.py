@@ -259,6 +259,17 @@ def train_demo(
     typer.echo(f'the page with curves and all comparisons: {compile_results(out)}')
 
 
+def free_path(
+    path: Path, # the name that is wanted
+) -> Path: # with a number where something has that name
+    "A path at which nothing lies."
+    import os
+    from itertools import count
+
+    from stocker.market.core import numbered
+    return next(place for number in count(1) if not os.path.lexists(place := numbered(path, number)))
+
+
 @app.command()
 def demo(
     out: OutOption = Path('runs/demo'),
@@ -268,7 +279,6 @@ def demo(
     from importlib.util import find_spec
 
     from stocker.council.council import rule_council
-    from stocker.market.core import free_path
     comparisons = [run for timing in ('close', 'next_open')
                    for run in trade(episodes_of('all'), timing, rule_council(), out)]
     ahead = sum(c.results[0].values[-1] > c.results[2].values[-1] for c in comparisons)

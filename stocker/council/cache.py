@@ -31,8 +31,8 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from ..market.core import (
-    Abstention, Bar, Frozen, MarketObservation, StockerError, Vote, canonical_json, digest, escape_name, file_stamp,
-    file_stem, need, secret, write_atomically)
+    Abstention, Bar, MarketObservation, Sealed, StockerError, Vote, canonical_json, digest, escape_name,
+    file_stamp, file_stem, need, seal_holds, sealed_line, secret, write_atomically)
 from ..market.data import read_table, write_table
 from .specialists import Specialist
 
@@ -140,29 +140,6 @@ def vote_digest(
 ) -> str: # 64 hexadecimal digits
     "The digest of everything that a vote depends on."
     return pair_digest(observation_digest(observation), question_digest(role, model, adapter, prompt, settings))
-
-# %% ../../nbs/council/22_cache.ipynb #46f79b0c
-class Sealed(Frozen):
-    "A value that is written with a seal."
-
-    seal: str = '' # SHA-256 of the line without it; empty in files of older versions
-
-
-def sealed_line(
-    value: Sealed, # what is kept
-) -> bytes: # its canonical JSON with the seal, and the end of the line
-    "A value as it is written."
-    values = value.model_dump(exclude={'seal'})
-    return f'{canonical_json({**values, "seal": digest(values)})}\n'.encode()
-
-
-def seal_holds(
-    value: Sealed, # as it was read
-    line: bytes, # what was read, with or without the end of the line
-) -> bool: # True for one that has no seal
-    "Whether a line is, byte for byte, what was sealed."
-    rest = line.rstrip(b'\r\n').replace(f'"seal":"{value.seal}",'.encode(), b'', 1)
-    return not value.seal or hashlib.sha256(rest).hexdigest() == value.seal
 
 # %% ../../nbs/council/22_cache.ipynb #76a2e3be
 class StoredVote(Sealed):

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from .answers import answer_text
-from stocker.market.core import (
-    DataError, Frozen, Refusal, StockerError, canonical_json, digest, need, package_path, plain, secret, sound_bytes,
-    write_atomically)
-from ..council.cache import Sealed, seal_holds, sealed_line
+from ..market.core import (
+    DataError, Frozen, Refusal, Sealed, StockerError, canonical_json, digest, need, package_path, plain, seal_holds,
+    sealed_line, secret, sound_bytes, write_atomically)
 
 
 # %% ../../nbs/llm/32_client.ipynb #6b096ae3

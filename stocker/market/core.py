@@ -9,9 +9,8 @@ __all__ = ['LONGEST_EXCERPT', 'SIDE_CODES', 'SIDES', 'ROLES', 'Votes', 'SESSIONS
            'CouncilDecision', 'Timing', 'as_timing', 'known', 'market_hours', 'session_end', 'dated', 'release_time',
            'Bar', 'Headline', 'ForumPost', 'MacroEvent', 'PeerMove', 'Season', 'Fundamentals', 'MarketObservation',
            'Conditions', 'Portfolio', 'plain', 'canonical_json', 'digest', 'write_atomically', 'write_json',
-           'keep_folder', 'keep_files', 'file_stamp', 'sha256_of', 'package_root', 'package_path', 'data_path',
-           'sound_bytes', 'check_files', 'check_recorded', 'cache_folder', 'escape_name', 'file_stem', 'stem_ticker',
-           'need', 'secret']
+           'keep_folder', 'keep_files', 'file_stamp', 'sha256_of', 'package_path', 'data_path', 'sound_bytes',
+           'check_files', 'check_recorded', 'cache_folder', 'escape_name', 'file_stem', 'stem_ticker', 'need', 'secret']
 
 # %% ../../nbs/market/01_core.ipynb #6fe2c2e6
 import hashlib
@@ -442,6 +441,29 @@ def digest(
     "SHA-256 of the canonical JSON: what is written alike has the same digest."
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
+# %% ../../nbs/market/01_core.ipynb #46f79b0c
+class Sealed(Frozen):
+    "A value that is written with a seal."
+
+    seal: str = '' # SHA-256 of the line without it; empty in files of older versions
+
+
+def sealed_line(
+    value: Sealed, # what is kept
+) -> bytes: # its canonical JSON with the seal, and the end of the line
+    "A value as it is written."
+    values = value.model_dump(exclude={'seal'})
+    return f'{canonical_json({**values, "seal": digest(values)})}\n'.encode()
+
+
+def seal_holds(
+    value: Sealed, # as it was read
+    line: bytes, # what was read, with or without the end of the line
+) -> bool: # True for one that has no seal
+    "Whether a line is, byte for byte, what was sealed."
+    rest = line.rstrip(b'\r\n').replace(f'"seal":"{value.seal}",'.encode(), b'', 1)
+    return not value.seal or hashlib.sha256(rest).hexdigest() == value.seal
+
 # %% ../../nbs/market/01_core.ipynb #ed2a3f1d
 LEFT = re.compile(r'\..*\.([0-9a-f]{8})-(\d{1,9})\.[^.]*\.tmp') # the name of something temporary
 
@@ -523,13 +545,6 @@ def numbered(
 
 
 ENDINGS = ('.html', '.json', '.jsonl', '.parquet', '.png') # of numbered files; a folder may have a dot in its name
-
-
-def free_path(
-    path: Path, # the name that is wanted
-) -> Path: # with a number where something has that name
-    "A path at which nothing lies."
-    return next(place for number in count(1) if not os.path.lexists(place := numbered(path, number)))
 
 
 def is_free(
@@ -616,27 +631,20 @@ def sha256_of(
     return found.hexdigest()
 
 # %% ../../nbs/market/01_core.ipynb #10c21005
-@lru_cache(maxsize=1)
-def package_root() -> Path: # absolute path
-    "Where the files lie that come with the package, or with the checkout it runs from."
-    package = Path(__file__).resolve().parents[1]
-    installed, checkout = package/'_data', package.parent/'data'
-    return installed if installed.is_dir() else checkout
-
-
+@lru_cache(maxsize=1024)
 def package_path(
     *parts: str, # path below what comes with the package, e.g. 'pocket', 'config.json'
 ) -> Path: # absolute path; it may not exist
     "A place in the files that come with the package, or with the checkout it runs from."
-    return package_root().joinpath(*parts)
+    package = Path(__file__).resolve().parents[1]
+    return (installed if (installed := package/'_data').is_dir() else package.parent/'data').joinpath(*parts)
 
 
 def data_path(
     *parts: str, # path below the data set, e.g. 'charts', 'AAPL_2023-08-01.png'
 ) -> Path: # absolute path; it may not exist
     "A place in the data set: `STOCKER_DATA` if set, else the one that comes with the package."
-    own = os.environ.get('STOCKER_DATA')
-    return Path(own).absolute().joinpath(*parts) if own else package_path(*parts)
+    return Path(own).absolute().joinpath(*parts) if (own := os.environ.get('STOCKER_DATA')) else package_path(*parts)
 
 # %% ../../nbs/market/01_core.ipynb #eba89e12
 GET_AGAIN = 'reinstall the package or run `stocker data build`'
