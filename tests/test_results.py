@@ -23,6 +23,7 @@ def test_the_committed_page_is_what_its_records_say(tmp_path):
         (tmp_path/file.parent.name).mkdir(exist_ok=True)
         shutil.copy(file, tmp_path/file.parent.name/file.name)
     for file in RUNS.glob('*/*.png'): shutil.copy(file, tmp_path/file.parent.name/file.name)
+    for file in RUNS.glob('*.parquet'): shutil.copy(file, tmp_path/file.name)
     committed = (RUNS/'RESULTS.md').read_text(encoding='utf-8')
     notes = [line[2:] for line in committed.partition('## Not run here')[2].splitlines() if line.startswith('- ')]
     assert compile_results(tmp_path, notes).read_text(encoding='utf-8') == committed
