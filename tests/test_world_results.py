@@ -53,10 +53,10 @@ def test_rows_are_kept_once_and_in_the_order_of_the_ladder(tmp_path):
 
 
 def test_a_constant_policy_stands_in_the_table():
-    lines = world_lines(pd.concat([made_rows(), made_rows('coins', 1, after=0.0, logistic=0.0)]))
+    lines = world_lines(world_table(pd.concat([made_rows(), made_rows('coins', 1, after=0.0, logistic=0.0)])))
     assert any('| 0 of 1 |' in line and 'one-70' in line for line in lines)
     assert any('| 1 of 1 |' in line and 'coins' in line for line in lines)
-    assert world_figure(pd.concat([made_rows(), made_rows('gated')])).axes
+    assert world_figure(world_table(pd.concat([made_rows(), made_rows('gated')]))).axes
 
 
 def test_a_part_that_is_missing_is_measured_against_the_whole():

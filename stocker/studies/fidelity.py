@@ -342,11 +342,11 @@ def paid_for_timing(
     level: float = 0.95, # of all comparisons of an objective together
 ) -> pd.DataFrame: # one row an objective: the pair furthest apart, its difference and interval, and whether it fails
     "Which objectives pay a policy without skill for when it owns what it owns."
-    pairs, rows = list(combinations([*UNSKILLED], 2)), []
-    pairs = [pair for pair in pairs if set(pair) <= set(HALF_THE_TIME)]
+    pairs, rows = list(combinations(HALF_THE_TIME, 2)), []
     reach = NormalDist().inv_cdf(1 - (1 - level) / 2 / len(pairs))
     for name, worths in table.items():
-        apart = [worths[[*UNSKILLED].index(one)] - worths[[*UNSKILLED].index(other)] for one, other in pairs]
+        own = dict(zip(UNSKILLED, worths))
+        apart = [own[one] - own[other] for one, other in pairs]
         errors = [gap.std() / len(gap) ** 0.5 for gap in apart]
         worst = max(range(len(pairs)), key=lambda i: abs(apart[i].mean()) - reach * errors[i])
         mean, half = apart[worst].mean(), reach * errors[worst]

@@ -379,7 +379,7 @@ def world_picture(
     from matplotlib.figure import Figure
     roles, one = roles_apart(GRADES[name], seed), graded_world(name, seed, 1).episodes[0]
     path = one.episode.market(one.timing)
-    moves = np.sign(np.append(path.fills[1:], path.marks[-1]) - path.fills)
+    moves = directions(path)
     figure = Figure(figsize=(8, 3.6), layout='constrained')
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     above.plot(path.fills, color='0.3', lw=1.2)

@@ -6,7 +6,7 @@
 __all__ = ['BRIEF_PROMPT', 'OLDEST_TORCHAO', 'T4_MEMORY', 'NF4_BITS', 'ADAPTER', 'brief_messages', 'brief_answer', 'load_student',
            'lora_settings', 'check_packages', 'precision', 'gemma4_e4b_config', 'count_weights', 'memory_plan',
            'memory_advice', 'overflow', 'check_forward', 'load_weights', 'save_trained', 'trained_moderator',
-           'model_card']
+           'chosen_words', 'model_card']
 
 # %% ../../nbs/training/54_adapters.ipynb #7efd67f9
 import ast
@@ -388,6 +388,14 @@ def trained_moderator(
     return student.moderator(load_adapter(student.model, folder, 'default').eval())
 
 # %% ../../nbs/training/54_adapters.ipynb #7028db6e
+def chosen_words(
+    record: Mapping[str, Any], # of a run
+) -> str: # part of a sentence
+    "On what the checkpoint of a run was chosen."
+    folds = len(record.get('folds', []))
+    return f'{folds} walk-forward folds of all these' if folds else data_words(record['validation'])
+
+
 def model_card(
     record: Mapping[str, Any], # of a run
 ) -> str: # markdown
@@ -398,8 +406,6 @@ def model_card(
     ahead = f", {record['horizon']} decisions" if record['credit'] == 'horizon' else ''
     constant = (f"A constant policy: {record['usual_answer']} in {record['usual_share']:.0%} of its decisions.\n\n"
                 if record.get('constant') else '')
-    folds = len(record.get('folds', []))
-    chosen = f'{folds} walk-forward folds of all these' if folds else data_words(record['validation'])
     return f"""---
 library_name: peft
 base_model: {record['model']}
@@ -412,7 +418,7 @@ It reads seven votes and a portfolio and answers with an order as JSON. It is ma
 advice to trade.
 
 - Trained on {data_words(record['training'])}.
-- Checkpoint chosen on {chosen}. Test episodes were not used.
+- Checkpoint chosen on {chosen_words(record)}. Test episodes were not used.
 - Credit: {record['credit']}{ahead}. Seed {record['seed']}.
 - {record['steps']} steps of {record['answers_a_step']} answers, {record['seconds']:.0f} s on {record['device']}.
 

@@ -23,11 +23,12 @@ from ..council.moderators import read_logistic
 from ..studies.statistics import (
     BASELINE_POLICIES, Difference, evaluate, paired_difference, play_policies, summarise, verdicts)
 from ..llm.models import read_object
-from .adapters import ADAPTER, load_weights, trained_moderator
+from .adapters import ADAPTER, chosen_words, load_weights, trained_moderator
 from .grpo import WARM_START, Trained
 from .pocket import Student
 from .questions import EpisodeSet, Splits, data_words
-from .world_results import UNDONE_ROWS, WORLDS, undone_lines, world_figure, world_lines
+from .world_results import (
+    UNDONE_ROWS, WORLDS, table_lines, undone_lines, world_figure, world_lines, world_table)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -185,15 +186,6 @@ SHOWN: tuple[str, ...] = ('total_reward', 'return', 'return_before_fees', 'max_d
 FEW_EPISODES = 4
 
 
-def table_lines(
-    head: Sequence[str], # names of the columns
-    rows: Sequence[Sequence[str]], # entries
-) -> list[str]: # markdown, with an empty line at its end
-    "A table."
-    lines = ['| ' + ' | '.join(row) + ' |' for row in (head, *rows)]
-    return [lines[0], '|' + '---|' * len(head), *lines[1:], '']
-
-
 def test_part(
     records: Sequence[Mapping[str, Any]], # of runs that differ in their seed only
     test: str, # name of a test
@@ -239,8 +231,6 @@ def run_lines(
     first, seconds = records[0], [f"{record['seconds']:.0f}" for record in records]
     taken = ' to '.join(dict.fromkeys([min(seconds, key=int), max(seconds, key=int)]))
     credit = first['credit'] + (f", {first['horizon']} decisions" if first['credit'] == 'horizon' else '')
-    folds = len(first.get('folds', []))
-    chosen = f'{folds} walk-forward folds' if folds else data_words(first['validation'])
     usual, unusual = asdict(RewardWeights()), []
     if first['demonstrations']: unusual.append(f"Warm start: {first['demonstrations']} answers of the vote mean.")
     if first['curriculum'] != 'none': unusual.append(f"Curriculum: {first['curriculum']}.")
@@ -252,7 +242,7 @@ def run_lines(
     return [f"Model `{first['model']}`, {len(records)} seed{'s' if len(records) > 1 else ''} "
             f"({', '.join(str(record['seed']) for record in records)}), credit {credit}, {first['steps']} steps of "
             f"{first['answers_a_step']} answers, {taken} s on {first['device']}.", '',
-            f"Trained on {data_words(first['training'])}. Checkpoint chosen on {chosen}.", '',
+            f"Trained on {data_words(first['training'])}. Checkpoint chosen on {chosen_words(first)}.", '',
             *(line for sentence in unusual for line in (sentence, '')), *alarms, *([''] if alarms else [])]
 
 # %% ../../nbs/training/58_results.ipynb #d4e56252
@@ -275,9 +265,9 @@ def world_parts(
     "What came of the worlds of the ladder, and of parts of the training that were undone."
     parts = []
     if (folder/WORLDS).is_file():
-        rows = pd.read_parquet(folder/WORLDS)
-        write_picture(folder/'worlds.png', world_figure(rows), DPI)
-        parts += ['\n'.join(['## Worlds of the ladder', '', *world_lines(rows), '![worlds](worlds.png)', ''])]
+        worlds = world_table(pd.read_parquet(folder/WORLDS))
+        write_picture(folder/'worlds.png', world_figure(worlds), DPI)
+        parts += ['\n'.join(['## Worlds of the ladder', '', *world_lines(worlds), '![worlds](worlds.png)', ''])]
     if (folder/UNDONE_ROWS).is_file():
         parts += ['\n'.join(['## What each part is worth', '', *undone_lines(pd.read_parquet(folder/UNDONE_ROWS))])]
     return parts
