@@ -491,20 +491,25 @@ def train(
 # %% ../nbs/92_cli.ipynb #5e21b58b
 @app.command()
 def worlds(
-    name: Annotated[str | None, typer.Argument(help='a world of the ladder [all of them]')] = None,
-    learn: Annotated[bool, typer.Option('--learn', help='train the pocket model there, and judge it')] = False,
+    name: Annotated[str | None, typer.Argument(help='a world of the ladder, or of words [all of the ladder]')] = None,
+    learn: Annotated[bool, typer.Option('--learn', help='train a model there, and judge it')] = False,
     seed: Annotated[int, typer.Option(min=0, help='of the picture; of the first run')] = 1,
     seeds: Annotated[int, typer.Option(min=1, help='runs in each world')] = 1,
     out: Annotated[Path | None, typer.Option(help='the picture, or the folder of the rows [beside you]')] = None,
 ) -> None:
-    "List the worlds in which a moderator can learn something, draw one, or train the pocket model there."
+    "List the worlds in which a moderator can learn something, draw one, or train a model there."
+    from stocker.studies.words import COINS, WORD_WORLDS
     from stocker.studies.worlds import GRADES, world_picture
-    if name and name not in GRADES: refuse(f"unknown world {name!r}: choose one of {', '.join(GRADES)}")
+    words = [*WORD_WORLDS, *(f'{world}{COINS}' for world in WORD_WORLDS)]
+    if name and name not in (*GRADES, *words):
+        refuse(f"unknown world {name!r}: choose one of {', '.join((*GRADES, *words))}")
     chosen, runs = [name] if name else list(GRADES), range(seed, seed + seeds)
     if learn: return learn_worlds(chosen, runs, out or Path('runs/worlds'))
     if not name:
-        for world, grade in GRADES.items(): typer.echo(f'{world:9} {grade.story}')
+        for world, one in {**GRADES, **WORD_WORLDS}.items(): typer.echo(f'{world:9} {one.story}')
+        typer.echo(f'The last {len(WORD_WORLDS)} are worlds of words; with {COINS} at its end a name is their placebo.')
         return
+    if name in words: refuse(f'{name} is a world of words and has no picture: see studies/49_words.ipynb, or --learn')
     from stocker.council.evaluation import write_picture
     file = out or Path(f'world_{name}.png')
     write_picture(file, world_picture(name, seed), 150)
@@ -512,20 +517,27 @@ def worlds(
 
 
 def learn_worlds(
-    names: Sequence[str], # worlds of the ladder
+    names: Sequence[str], # worlds of the ladder, or of words
     seeds: Sequence[int], # of worlds and runs
     folder: Path, # of the rows
 ) -> None:
-    "Train the pocket model in worlds, seed by seed; what is finished is kept."
+    "Train the pocket model, or SmolLM2 where words count, seed by seed; what is finished is kept."
     from itertools import product
 
+    from stocker.studies.worlds import GRADES
+    from stocker.training.word_results import keep_word_rows, learn_words, word_lines
     from stocker.training.world_results import in_words, keep_rows, learn_world, world_table
     from tqdm.auto import tqdm
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in tqdm(list(product(seeds, names)), 'learning', unit='run', disable=not sys.stderr.isatty()):
-        rows = learn_world(name, seed)
-        file = keep_rows(rows, folder)
-        for row in world_table(rows).to_dict('records'): typer.echo(f'seed {seed}: {in_words(row)}')
+        if name in GRADES:
+            rows = learn_world(name, seed)
+            file = keep_rows(rows, folder)
+            for row in world_table(rows).to_dict('records'): typer.echo(f'seed {seed}: {in_words(row)}')
+        else:
+            rows = learn_words(name, seed)
+            file = keep_word_rows(rows, folder)
+            typer.echo('\n'.join(word_lines(rows)))
     typer.echo(f'kept in {file}')
 
 # %% ../nbs/92_cli.ipynb #3ee44d0a

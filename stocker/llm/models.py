@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FEW_PARAMETERS', 'ADAPTED', 'NOT_LANGUAGE', 'GEMMA', 'GEMMA_CARD', 'GEMMA_CPU', 'text_tokenizer', 'Prompt',
-           'takes_system', 'fold_system', 'chat_texts', 'render', 'evaluating', 'TransformersClient', 'language_layers',
-           'damaged', 'read_object', 'adapter_keys', 'does_not_fit', 'load_adapter', 'load_client', 'free_memory',
-           'gemma_client']
+           'takes_system', 'fold_system', 'chat_texts', 'render', 'evaluating', 'TransformersClient', 'with_numbers',
+           'language_layers', 'damaged', 'read_object', 'adapter_keys', 'does_not_fit', 'load_adapter', 'load_client',
+           'free_memory', 'gemma_client']
 
 # %% ../../nbs/llm/34_models.ipynb #6f524ab9
 import base64
@@ -17,7 +17,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -473,8 +473,21 @@ ADAPTED = r'layers\.\d+\.(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj' # att
 NOT_LANGUAGE = r'(?!.*(?:vision|visual|image|audio))' # a path through other parts of a model
 
 
+def with_numbers(
+    pattern: str, # of the language layers
+    names: Iterable[str], # of a model's parts
+    last: int | None, # layers, counted from the end; None: all
+) -> str: # a regular expression
+    "A pattern for some layers of those that one matches; more layers than there are is a `StockerError`."
+    if last is None: return pattern
+    count = 1 + max(int(re.search(r'layers\.(\d+)\.', name)[1]) for name in names if re.fullmatch(pattern, name))
+    if not 1 <= last <= count: raise StockerError(f'the last {last} layers: the model has {count}')
+    return pattern.replace(r'layers\.\d+', rf"layers\.(?:{'|'.join(map(str, range(count - last, count)))})")
+
+
 def language_layers(
     network: Any, # a model of torch
+    last: int | None = None, # only so many layers, counted from the end; None: all
 ) -> str: # a regular expression for `LoraConfig(target_modules=...)`
     "A pattern for the linear language layers of a model and no others; if there are none, a `StockerError`."
     linear = need('torch', 'llm').nn.Linear
@@ -482,7 +495,7 @@ def language_layers(
     tower = r'(?:.*\.)?language_model\.' if any('language_model' in name.split('.') for name in parts) else r'(?:.*\.)?'
     pattern = NOT_LANGUAGE + tower + ADAPTED
     chosen = [part for name, part in parts.items() if re.fullmatch(pattern, name)]
-    if chosen and all(isinstance(part, linear) for part in chosen): return pattern
+    if chosen and all(isinstance(part, linear) for part in chosen): return with_numbers(pattern, parts, last)
     raise StockerError('no linear language layers were found in this model: name the target modules of the adapter')
 
 # %% ../../nbs/llm/34_models.ipynb #138d89ee

@@ -6,7 +6,8 @@
 __all__ = ['MARK_DIGITS', 'SEATS', 'PICTURE_NOTE', 'EXAMPLE', 'TRADE_PROMPT', 'EXPOSURE_PROMPT', 'NO_TRADE', 'ANSWER_FORMS',
            'QUESTION_FORM', 'fenced', 'Seat', 'nothing_to_judge', 'question', 'vote_messages', 'role_prompt',
            'LanguageSpecialist', 'language_specialists', 'trade_prompt', 'trade_messages', 'exposure_messages',
-           'decision_in', 'exposure_decision_in', 'AnswerForm', 'LanguageModerator', 'language_council']
+           'outlook_messages', 'decision_in', 'exposure_decision_in', 'AnswerForm', 'LanguageModerator',
+           'language_council']
 
 # %% ../../nbs/llm/36_prompts.ipynb #c8baec04
 import base64
@@ -537,6 +538,16 @@ def exposure_messages(
     state = format_conditions(portfolio.conditions) + format_portfolio(portfolio)
     text = f'{format_votes(votes)}\n{state}\nNow in the share: {owned:.0%}. Your exposure, as one JSON object:'
     return [{'role': 'system', 'content': EXPOSURE_PROMPT}, {'role': 'user', 'content': text}]
+
+
+def outlook_messages(
+    votes: Votes, # by role
+    portfolio: Portfolio, # not told: the answer says what is to come, not what to trade
+) -> Messages: # one user turn
+    "What a model is asked that shall read the words of the news seat, and nothing else."
+    vote = votes.get('news')
+    words = outside_line(vote.rationale, 3 * REASON_LENGTH) if isinstance(vote, Vote) else 'There is no news.'
+    return [{'role': 'user', 'content': f'Is the sentiment of this news positive or negative? {words}'}]
 
 # %% ../../nbs/llm/36_prompts.ipynb #5632c017
 NO_TRADE = TradeAction(side=Side.HOLD, quantity=0)

@@ -265,7 +265,7 @@ def write_dataset(
 
 # %% ../../nbs/trading/15_dataset.ipynb #5d36ca02
 BUILT = ('*.parquet', 'facts/*.csv', 'facts/README.md', 'charts/*.png') # what a build writes
-SHIPPED = ('PROVENANCE.md', 'example/*', 'pocket/*', 'moderators/*', 'recordings/*') # what else comes with the package
+SHIPPED = ('PROVENANCE.md', 'example/*', 'pocket/*', 'moderators/*', 'recordings/*', 'words/*') # what else is shipped
 
 
 def files_like(
@@ -306,7 +306,8 @@ README_HEAD = (
     'Prices are quotes compiled by data vendors whose terms limit redistribution; '
     "the licence of this project's code does not cover them. "
     '`charts/` holds {charts} candlestick charts of {size} x {size} pixels, '
-    'one for each decision day of the tasks, named by ticker and date.\n')
+    'one for each decision day of the tasks, named by ticker and date. '
+    '`words/` holds sentences that were composed for this project, by topic, and what may stand around them.\n')
 
 # %% ../../nbs/trading/15_dataset.ipynb #b74a7efb
 def readme(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..market.core import Decision, Portfolio, StockerError, Votes, need, sha256_of, write_atomically, write_json
 from ..llm.models import (
     adapter_keys, does_not_fit, evaluating, language_layers, load_adapter, load_client, read_object)
-from ..llm.prompts import QUESTION_FORM, exposure_messages, trade_messages
+from ..llm.prompts import QUESTION_FORM, exposure_messages, outlook_messages, trade_messages
 from ..llm.smollm2 import smollm2_client
 from .pocket import (
     MENUS, ModelModerator, Student, load_pocket, pocket_exposures, pocket_messages, pocket_sides, tokenized)
@@ -64,6 +64,8 @@ def load_student(
     "A model that can be trained."
     if name == 'pocket': return {None: load_pocket, 'exposures': pocket_exposures}.get(menu, pocket_sides)()
     if menu == 'exposures': return replace(load_student(name), messages=exposure_messages, menu=MENUS[menu])
+    if menu == 'outlook': return replace(load_student(name), messages=outlook_messages, longest_prompt=256,
+                                         menu=MENUS[menu])
     if menu: return replace(load_student(name, brief=True), menu=MENUS[menu])
     client = smollm2_client() if name == 'smollm2' else load_client(name)
     if brief: return Student(name, client.network, client.processor, brief_messages, 24, 256, brief_answer)
@@ -73,11 +75,12 @@ def load_student(
 def lora_settings(
     model: Any, # a transformers model
     rank: int = 16,
+    last: int | None = None, # layers that get it, counted from the end; None: all
 ) -> 'LoraConfig':
-    "An adapter on the language layers."
+    "An adapter on the language layers, or on the last of them."
     from peft import LoraConfig
     return LoraConfig(r=rank, lora_alpha=32, lora_dropout=0.0, task_type='CAUSAL_LM',
-                      target_modules=language_layers(model))
+                      target_modules=language_layers(model, last))
 
 # %% ../../nbs/training/54_adapters.ipynb #553061ab
 OLDEST_TORCHAO = '0.16'
@@ -105,7 +108,7 @@ def precision() -> dict[str, bool]: # use_cpu, bf16, fp16
 # %% ../../nbs/training/54_adapters.ipynb #300f510e
 RANGES: dict[str, tuple[float, float]] = { # least and most; a whole number where the least is one
     'seed': (0, 2**32 - 1), 'rounds': (1, 10**6), 'prompts': (1, 10**6), 'horizon': (1, 10**4), 'rank': (1, 4096),
-    'folds': (0, 100),
+    'folds': (0, 100), 'last_layers': (1, 4096),
     'policy_episodes': (0, 10**6), 'demonstrations': (0, 10**6), # from here on, of the trainer
     'num_generations': (2, 10**5), 'max_steps': (-1, 10**9), 'top_k': (0, 10**6), 'learning_rate': (1e-12, 1.0),
     'temperature': (0.01, 100.0), 'top_p': (1e-6, 1.0), 'beta': (0.0, 1e3), 'weight_decay': (0.0, 1.0),

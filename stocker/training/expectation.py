@@ -17,7 +17,7 @@ from ..market.core import SESSIONS_A_YEAR
 from ..trading.engine import Start
 from ..trading.objectives import Objective
 from .credit import menu_worths
-from .pocket import Menu, menu_inputs, menu_scores
+from .pocket import Menu, MenuReader
 from .questions import EpisodeSet
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ FITS: tuple[str, ...] = ('worths', 'expectation')
 
 @lru_cache(maxsize=1)
 def menu_trainer() -> type: # a subclass of `trl.GRPOTrainer`; TRL is loaded by the first call
-    "The trainer that values all answers of a menu; set `worths`, `menu` and `fit` before it trains."
+    "The trainer that values all answers of a menu; set `worths`, `reader` and `fit` before it trains."
     import torch
     from trl import GRPOTrainer
 
@@ -83,13 +83,13 @@ def menu_trainer() -> type: # a subclass of `trl.GRPOTrainer`; TRL is loaded by 
         "GRPO where a group holds every answer with its probability."
 
         worths: MenuWorths
-        menu: Menu
+        reader: MenuReader
         fit: str = 'worths' # one of FITS
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, 'torch.Tensor']:
             "The questions of a batch, each once, and what every answer is worth."
             rows = inputs[::self.num_generations]
-            asked = menu_inputs(self.processing_class, [row['prompt'] for row in rows], self.menu)
+            asked = self.reader.inputs([row['prompt'] for row in rows])
             worths = scaled(self.worths(rows), self.scale_rewards)
             given = {**asked, 'worths': torch.tensor(worths, dtype=torch.float32)}
             return {name: part.to(self.accelerator.device) for name, part in given.items()}
@@ -115,7 +115,7 @@ def menu_trainer() -> type: # a subclass of `trl.GRPOTrainer`; TRL is loaded by 
 
         def _likely(self, model: Any, inputs: dict[str, 'torch.Tensor']) -> 'torch.Tensor': # (states, answers)
             "The logarithm of each answer's probability."
-            scores = menu_scores(model, self.processing_class, inputs, self.menu)
+            scores = self.reader.scores(inputs, model)
             return torch.log_softmax(scores / self.temperature, dim=1)
 
         def _note(self, name: str, values: 'torch.Tensor') -> None:

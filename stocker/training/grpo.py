@@ -33,11 +33,12 @@ from ..trading.objectives import OBJECTIVES
 from ..trading.reward import RewardWeights
 from ..council.council import vote_mean
 from ..llm.models import read_object, refuse_overflow, text_tokenizer
+from ..llm.reading import KEPT_BYTES
 from .adapters import (
     ADAPTER, check_forward, check_number, check_packages, check_trainer, load_student, load_weights, lora_settings,
     model_card, precision, processes, round_steps, save_trained)
 from .credit import CREDITS, CreditReward
-from .pocket import MENUS, ModelModerator, Student, tokenized
+from .pocket import MENUS, MenuReader, ModelModerator, Student, tokenized
 from .expectation import FITS, MenuWorths, menu_trainer
 from .questions import (
     CURRICULA, Chances, EpisodeSet, Splits, curriculum, data_record, walk_forward)
@@ -82,6 +83,7 @@ class TrainingSettings:
     demonstrations: int = 0 # answers of the vote mean to imitate first, for a model that does not speak the format
     brief: bool = False # ask a chat model with `brief_messages`
     rank: int = 16 # of the adapter
+    last_layers: int | None = None # that get the adapter, counted from the end; None: all
     resume: bool = False # go on from the last checkpoint in `out`
     trainer: Mapping[str, Any] = field(default_factory=dict) # fields of `trl.GRPOConfig` that differ from the usual
     answers: str = 'drawn' # 'drawn' from what a model says, or listed: 'sides' or 'exposures'
@@ -97,6 +99,7 @@ class TrainingSettings:
                 raise StockerError(f"unknown {name} {getattr(self, name)!r}: choose one of {', '.join(words)}")
         for name in ('seed', 'rounds', 'prompts', 'horizon', 'rank', 'policy_episodes', 'demonstrations', 'folds'):
             if (name, getattr(self, name)) != ('prompts', None): check_number(name, getattr(self, name))
+        if self.last_layers is not None: check_number('last_layers', self.last_layers)
         check_trainer(self.trainer)
         if self.answers != 'drawn' and self.credit != 'horizon':
             raise StockerError(f'credit {self.credit!r}: listed answers are valued over a horizon: use horizon')
@@ -273,10 +276,11 @@ def round_callback(
     validation: EpisodeSet, # episodes that choose the checkpoint
     scores: dict[int, float], # validation score by step; is filled
     alarms: Alarms, # look at each line of the log
+    reader: MenuReader | None = None, # of the model; None: one that keeps nothing
 ) -> 'TrainerCallback':
     "A callback that renews the questions before each round, scores the model after it, and warns at an alarm."
     from transformers import TrainerCallback
-    moderator = questions.student.moderator(model)
+    moderator = questions.student.moderator(model, reader)
 
     class Rounds(TrainerCallback):
         "What happens between the steps."
@@ -336,9 +340,11 @@ def make_trainer(
     config.max_completion_length = student.max_new_tokens
     trainer = (menu_trainer() if student.menu else GRPOTrainer)(
         model=student.model, reward_funcs=reward, args=config, train_dataset=questions.dataset(),
-        processing_class=text_tokenizer(student.tokenizer), peft_config=lora_settings(student.model, settings.rank))
+        processing_class=text_tokenizer(student.tokenizer),
+        peft_config=lora_settings(student.model, settings.rank, settings.last_layers))
     if student.menu:
-        trainer.menu, trainer.fit = student.menu, settings.fit
+        memory = KEPT_BYTES if processes() == 1 else 0.0 # several processes share gradients on the plain way only
+        trainer.reader, trainer.fit = MenuReader(trainer.model, student.tokenizer, student.menu, memory), settings.fit
         trainer.worths = MenuWorths(questions.episodes, student.menu, settings.horizon, objective)
     trainer.remove_callback(PrinterCallback)
     in_32_bits(trainer.model)
@@ -490,7 +496,7 @@ def run_record(
             'answers_a_step': config.generation_batch_size, 'device': trainer.model.device.type,
             'reward_seconds': reward.seconds, **more, 'demonstrations': settings.demonstrations,
             'curriculum': settings.curriculum, 'answers': settings.answers, 'objective': settings.objective,
-            'fit': settings.fit, 'states': settings.states, 'log': log}
+            'fit': settings.fit, 'states': settings.states, 'last_layers': settings.last_layers, 'log': log}
 
 # %% ../../nbs/training/56_grpo.ipynb #38dc1d69
 def check_unused(
@@ -509,11 +515,12 @@ class Trained:
     model: Any # a `PeftModel` with the weights that were kept
     record: dict[str, Any] # what run.json holds
     folder: Path # where everything lies
+    reader: MenuReader | None = None # that it was trained with
 
     @property
     def moderator(self) -> ModelModerator:
         "The trained model as a moderator."
-        return self.student.moderator(self.model)
+        return self.student.moderator(self.model, self.reader)
 
 
 CONSTANT = 0.95 # share of one answer above which a policy is constant
@@ -592,12 +599,13 @@ def train(
         asked = episodes.questions(episodes.beginnings[:1])[0]
         check_forward(trainer.model, questions.student, asked, half_type(config))
         if settings.demonstrations: warm_start(trainer.model, questions)
-        trainer.add_callback(round_callback(questions, trainer.model, validation, scores, alarms))
+        reader = getattr(trainer, 'reader', None)
+        trainer.add_callback(round_callback(questions, trainer.model, validation, scores, alarms, reader))
         with warnings.catch_warnings(): # checkpoints hold the wider vocabulary, too
             warnings.filterwarnings('ignore', message='Setting `save_embedding_layers` to `True`')
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         best = keep_best(trainer, {fold_step: 0.0} if fold_step else scores)
-        answer, share = usual_answer(questions.student.moderator(trainer.model), validation)
+        answer, share = usual_answer(questions.student.moderator(trainer.model, reader), validation)
     record = run_record(trainer, questions, validation, scores=scores, best_step=best, threads=threads,
                         folds=by_fold,
                         seconds=time.perf_counter() - begin, alarms=alarms.raised,
@@ -606,4 +614,4 @@ def train(
         write_json(out/'run.json', record)
         save_trained(trainer.model, questions.student, out/ADAPTER, model_card(record))
     together()
-    return Trained(questions.student, trainer.model.eval(), record, out)
+    return Trained(questions.student, trainer.model.eval(), record, out, reader)

@@ -6,9 +6,9 @@
 __all__ = ['FALLS', 'SILENT', 'UNKNOWN', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', 'MessagesOf', 'MENUS', 'ANSWER_WORDS',
            'fall_shade', 'state_lines', 'portfolio_lines', 'pocket_messages', 'condition_lines',
            'pocket_exposure_messages', 'pocket_answer', 'vocabulary', 'wide_vocabulary', 'pocket_tokenizer',
-           'new_pocket', 'widen', 'tokenized', 'Menu', 'menu_numbers', 'menu_inputs', 'menu_scores', 'ModelModerator',
-           'demonstration', 'fit_demonstrations', 'full_answer', 'Student', 'load_pocket', 'pocket_exposures',
-           'pocket_sides', 'save_pocket']
+           'new_pocket', 'widen', 'tokenized', 'Menu', 'menu_numbers', 'MenuReader', 'ModelModerator', 'demonstration',
+           'fit_demonstrations', 'full_answer', 'Student', 'load_pocket', 'pocket_exposures', 'pocket_sides',
+           'save_pocket']
 
 # %% ../../nbs/training/52_pocket.ipynb #abd174f0
 import json
@@ -29,6 +29,7 @@ from ..trading.orders import affordable_quantity
 from ..council.council import vote_mean
 from ..llm.client import Messages
 from ..llm.models import chat_texts, damaged, evaluating, fold_system, refuse_overflow, text_tokenizer
+from ..llm.reading import KeptReader
 from ..llm.prompts import decision_in
 from .questions import NUMBERS, Question, at_least, possible_order, random_question
 
@@ -264,7 +265,8 @@ class Menu:
 MENUS: dict[str, Menu] = {
     'sides': Menu('{"side": "', ('hold', 'buy', 'sell'), (math.nan, 1.0, 0.0), '"}'),
     'exposures': Menu('{"exposure": ', ('null', *(f'{target:.0%}'[:-1] for target in EXPOSURES)),
-                      (math.nan, *EXPOSURES), '}')}
+                      (math.nan, *EXPOSURES), '}'),
+    'outlook': Menu('The sentiment is', (' positive', ' neutral', ' negative'), (1.0, math.nan, 0.0), '.')}
 
 
 def menu_numbers(
@@ -280,31 +282,33 @@ def menu_numbers(
     return rows[0][:alike], list(apart)
 
 
-def menu_inputs(
-    tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
-    prompts: Sequence[Messages], # conversations
-    menu: Menu,
-) -> dict[str, 'torch.Tensor']: # input_ids and attention_mask, each (prompts, tokens)
-    "Prompts up to the word that tells answers apart, filled up on the left."
-    import torch
-    stem, _ = menu_numbers(tokenizer, menu)
-    asked = [row + stem for row in tokenized(tokenizer, prompts)['input_ids']]
-    most, pad = max(map(len, asked)), text_tokenizer(tokenizer).pad_token_id
-    return {'input_ids': torch.tensor([[pad] * (most - len(row)) + row for row in asked]),
-            'attention_mask': torch.tensor([[0] * (most - len(row)) + [1] * len(row) for row in asked])}
+class MenuReader:
+    "A model that reads questions up to the word that tells the answers of a menu apart."
 
+    def __init__(
+        self,
+        model: 'PreTrainedModel', # with or without an adapter
+        tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
+        menu: Menu,
+        memory: float = 0.0, # bytes for what the layers below an adapter make of prompts
+    ):
+        self.tokenizer, self.reader = tokenizer, KeptReader(model, memory)
+        self.stem, self.answers = menu_numbers(tokenizer, menu)
 
-def menu_scores(
-    model: 'PreTrainedModel', # with or without an adapter
-    tokenizer: 'PreTrainedTokenizerBase', # tokenizer or processor with a chat template
-    inputs: Mapping[str, 'torch.Tensor'], # from `menu_inputs`, where the model is
-    menu: Menu,
-) -> 'torch.Tensor': # (prompts, answers) logarithms of probabilities up to a constant each
-    "How likely each answer of a menu is."
-    numbers, mask = inputs['input_ids'], inputs['attention_mask']
-    places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    said = model(input_ids=numbers, attention_mask=mask, position_ids=places, logits_to_keep=1, use_cache=False)
-    return said.logits[:, -1, menu_numbers(tokenizer, menu)[1]].float()
+    def inputs(
+        self,
+        prompts: Sequence[Messages], # conversations
+    ) -> dict[str, 'torch.Tensor']: # what `scores` reads, one row a prompt
+        "Prompts with the beginning of every answer."
+        return self.reader.inputs([row + self.stem for row in tokenized(self.tokenizer, prompts)['input_ids']])
+
+    def scores(
+        self,
+        inputs: Mapping[str, 'torch.Tensor'], # from `inputs`
+        model: Any = None, # the model as a trainer wraps it; None: as it is
+    ) -> 'torch.Tensor': # (prompts, answers) logarithms of probabilities up to a constant each
+        "How likely each answer is."
+        return self.reader.scores(inputs, self.answers, model)
 
 
 class ModelModerator:
@@ -318,9 +322,11 @@ class ModelModerator:
         max_new_tokens: int = 8, # tokens
         batch_size: int = 256, # answers generated together
         menu: Menu | None = None, # answers to choose from; None: whatever it says
+        reader: MenuReader | None = None, # of this model and menu; None: one that keeps nothing
     ):
         self.model, self.tokenizer, self.messages = model, tokenizer, messages
         self.max_new_tokens, self.batch_size, self.menu = max_new_tokens, batch_size, menu
+        self.reader = reader or (MenuReader(model, tokenizer, menu) if menu else None)
 
     def __call__(
         self,
@@ -338,8 +344,7 @@ class ModelModerator:
         "The decisions on many days at once."
         prompts = [self.messages(votes, portfolio) for votes, portfolio in questions]
         if self.menu:
-            choices = (choice for first in range(0, len(prompts), self.batch_size)
-                       for choice in self.choices(prompts[first:first + self.batch_size], temperature))
+            choices = self.choices(prompts, temperature)
             return [self.menu.decision(choice, portfolio) for choice, (_, portfolio) in zip(choices, questions)]
         texts = (text for first in range(0, len(prompts), self.batch_size)
                  for text in self.answers(prompts[first:first + self.batch_size], temperature))
@@ -366,14 +371,25 @@ class ModelModerator:
         prompts: Sequence[Messages], # conversations
         temperature: float = 0.0, # as in `decide_batch`
     ) -> list[int]: # numbers of answers, in the same order
-        "What the model chooses from its menu."
+        "What the model chooses from its menu; a prompt that comes twice is read once."
         import torch
-        inputs = {name: part.to(self.model.device)
-                  for name, part in menu_inputs(self.tokenizer, prompts, self.menu).items()}
+        if not prompts: return []
+        keys = [tuple(turn['content'] for turn in prompt) for prompt in prompts]
+        different = dict(zip(keys, prompts))
+        scores = dict(zip(different, self.scores(list(different.values()))))
+        table = torch.stack([scores[key] for key in keys])
+        if not temperature: return table.argmax(dim=1).tolist()
+        return torch.multinomial(torch.softmax(table / temperature, dim=1), 1)[:, 0].tolist()
+
+    def scores(
+        self,
+        prompts: Sequence[Messages], # conversations
+    ) -> 'torch.Tensor': # (prompts, answers)
+        "How likely each answer is to each prompt."
+        import torch
         with torch.no_grad(), evaluating(self.model):
-            scores = menu_scores(self.model, self.tokenizer, inputs, self.menu)
-        if not temperature: return scores.argmax(dim=1).tolist()
-        return torch.multinomial(torch.softmax(scores / temperature, dim=1), 1)[:, 0].tolist()
+            return torch.cat([self.reader.scores(self.reader.inputs(prompts[first:first + self.batch_size]))
+                              for first in range(0, len(prompts), self.batch_size)])
 
 
 # %% ../../nbs/training/52_pocket.ipynb #785b2ddd
@@ -450,9 +466,11 @@ class Student:
     def moderator(
         self,
         model: Any = None, # the model with an adapter; None: as it was loaded
+        reader: MenuReader | None = None, # of the model; None: one that keeps nothing
     ) -> ModelModerator:
         "The model as a moderator."
-        return ModelModerator(model or self.model, self.tokenizer, self.messages, self.max_new_tokens, menu=self.menu)
+        return ModelModerator(model or self.model, self.tokenizer, self.messages, self.max_new_tokens, menu=self.menu,
+                              reader=reader)
 
 # %% ../../nbs/training/52_pocket.ipynb #59c4edac
 def load_pocket(
