@@ -291,12 +291,22 @@ def demo(
 # %% ../nbs/92_cli.ipynb #c31b1696
 @app.command()
 def prompt(
-    task: Annotated[str, typer.Argument(help='task_easy, task_medium or task_hard')],
-    role: Annotated[str, typer.Argument(help='a seat of the council, e.g. news')],
+    task: Annotated[str, typer.Argument(help='task_easy, task_medium or task_hard')] = 'task_easy',
+    role: Annotated[str, typer.Argument(help='a seat of the council, e.g. news')] = 'news',
     step: Annotated[int, typer.Option(help='decision, from 0')] = 0,
     timing: TimingOption = 'close',
+    probe: Annotated[str | None, typer.Option(
+        help='a model (smollm2, a name on the hub, a folder): how well it reads, by how it is asked')] = None,
 ) -> None:
-    "Print what a language model in a seat is asked."
+    "Print what a language model in a seat is asked, or how well a model reads."
+    if probe:
+        from stocker.training.adapters import load_student
+        from stocker.training.word_results import QUESTION_FORMS, reading_areas
+        typer.echo('How often good news scores higher than bad news before any training; 0.50 is chance.')
+        for name, area in reading_areas(load_student(probe)).items():
+            form = QUESTION_FORMS[name]
+            typer.echo(f'{area:.2f} {name}: {form.question} ... {form.stem}{form.good} or{form.bad}')
+        return
     from stocker.llm.prompts import vote_messages
     from stocker.market.episodes import load_task
     looks = load_task(task).observations(timing)

@@ -291,7 +291,8 @@ def round_callback(
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             "Score the model, and have its checkpoint written."
-            scores[state.global_step], control.should_save = validation.mean_reward(moderator.decide_batch), True
+            scores[state.global_step] = validation.mean_reward(moderator.remembering().decide_batch)
+            control.should_save = True
             kept = {str(step): score for step, score in scores.items()}
             if state.is_world_process_zero: write_json(Path(args.output_dir)/SCORES, kept)
 
@@ -605,7 +606,7 @@ def train(
             warnings.filterwarnings('ignore', message='Setting `save_embedding_layers` to `True`')
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         best = keep_best(trainer, {fold_step: 0.0} if fold_step else scores)
-        answer, share = usual_answer(questions.student.moderator(trainer.model, reader), validation)
+        answer, share = usual_answer(questions.student.moderator(trainer.model, reader).remembering(), validation)
     record = run_record(trainer, questions, validation, scores=scores, best_step=best, threads=threads,
                         folds=by_fold,
                         seconds=time.perf_counter() - begin, alarms=alarms.raised,

@@ -11,6 +11,7 @@ __all__ = ['FALLS', 'SILENT', 'UNKNOWN', 'SPECIAL', 'PIECES', 'CHAT_TEMPLATE', '
            'save_pocket']
 
 # %% ../../nbs/training/52_pocket.ipynb #abd174f0
+import copy
 import json
 import math
 import re
@@ -327,6 +328,13 @@ class ModelModerator:
         self.model, self.tokenizer, self.messages = model, tokenizer, messages
         self.max_new_tokens, self.batch_size, self.menu = max_new_tokens, batch_size, menu
         self.reader = reader or (MenuReader(model, tokenizer, menu) if menu else None)
+        self.known: dict[tuple[str, ...], torch.Tensor] | None = None # scores by prompt; None: nothing is remembered
+
+    def remembering(self) -> 'ModelModerator': # for as long as the weights stay as they are
+        "The same moderator, which reads a prompt once and then remembers what it made of it."
+        other = copy.copy(self)
+        other.known = {}
+        return other
 
     def __call__(
         self,
@@ -371,15 +379,24 @@ class ModelModerator:
         prompts: Sequence[Messages], # conversations
         temperature: float = 0.0, # as in `decide_batch`
     ) -> list[int]: # numbers of answers, in the same order
-        "What the model chooses from its menu; a prompt that comes twice is read once."
+        "What the model chooses from its menu."
         import torch
         if not prompts: return []
-        keys = [tuple(turn['content'] for turn in prompt) for prompt in prompts]
-        different = dict(zip(keys, prompts))
-        scores = dict(zip(different, self.scores(list(different.values()))))
-        table = torch.stack([scores[key] for key in keys])
+        table = self.score_table(prompts)
         if not temperature: return table.argmax(dim=1).tolist()
         return torch.multinomial(torch.softmax(table / temperature, dim=1), 1)[:, 0].tolist()
+
+    def score_table(
+        self,
+        prompts: Sequence[Messages], # conversations
+    ) -> 'torch.Tensor': # (prompts, answers)
+        "How likely each answer is to each prompt; one that comes twice is read once."
+        import torch
+        keys = [tuple(turn['content'] for turn in prompt) for prompt in prompts]
+        scores = {} if self.known is None else self.known
+        new = {key: prompt for key, prompt in zip(keys, prompts) if key not in scores}
+        if new: scores |= zip(new, self.scores(list(new.values())))
+        return torch.stack([scores[key] for key in keys])
 
     def scores(
         self,
