@@ -539,7 +539,7 @@ def exposure_messages(
     text = f'{format_votes(votes)}\n{state}\nNow in the share: {owned:.0%}. Your exposure, as one JSON object:'
     return [{'role': 'system', 'content': EXPOSURE_PROMPT}, {'role': 'user', 'content': text}]
 
-
+# %% ../../nbs/llm/36_prompts.ipynb #12539042
 OUTLOOK_QUESTION = 'Is the sentiment of this news positive or negative?'
 
 
