@@ -508,18 +508,18 @@ def worlds(
     out: Annotated[Path | None, typer.Option(help='the picture, or the folder of the rows [beside you]')] = None,
 ) -> None:
     "List the worlds in which a moderator can learn something, draw one, or train a model there."
-    from stocker.studies.words import COINS, WORD_WORLDS
+    from stocker.studies.words import COINS, WORD_NAMES, WORD_WORLDS
     from stocker.studies.worlds import GRADES, world_picture
-    words = [*WORD_WORLDS, *(f'{world}{COINS}' for world in WORD_WORLDS)]
-    if name and name not in (*GRADES, *words):
-        refuse(f"unknown world {name!r}: choose one of {', '.join((*GRADES, *words))}")
+    if name and name not in (*GRADES, *WORD_NAMES):
+        refuse(f"unknown world {name!r}: choose one of {', '.join((*GRADES, *WORD_NAMES))}")
     chosen, runs = [name] if name else list(GRADES), range(seed, seed + seeds)
     if learn: return learn_worlds(chosen, runs, out or Path('runs/worlds'))
     if not name:
         for world, one in {**GRADES, **WORD_WORLDS}.items(): typer.echo(f'{world:9} {one.story}')
         typer.echo(f'The last {len(WORD_WORLDS)} are worlds of words; with {COINS} at its end a name is their placebo.')
         return
-    if name in words: refuse(f'{name} is a world of words and has no picture: see studies/49_words.ipynb, or --learn')
+    if name in WORD_NAMES:
+        refuse(f'{name} is a world of words and has no picture: see studies/49_words.ipynb, or --learn')
     from stocker.council.evaluation import write_picture
     file = out or Path(f'world_{name}.png')
     write_picture(file, world_picture(name, seed), 150)
@@ -534,8 +534,9 @@ def learn_worlds(
     "Train the pocket model, or SmolLM2 where words count, seed by seed; what is finished is kept."
     from itertools import product
 
+    from stocker.studies.words import WORD_NAMES
     from stocker.studies.worlds import GRADES
-    from stocker.training.word_results import keep_word_rows, learn_words, word_lines
+    from stocker.training.word_results import WORD_ROWS, learn_words, word_lines
     from stocker.training.world_results import in_words, keep_rows, learn_world, world_table
     from tqdm.auto import tqdm
     folder.mkdir(parents=True, exist_ok=True)
@@ -546,7 +547,7 @@ def learn_worlds(
             for row in world_table(rows).to_dict('records'): typer.echo(f'seed {seed}: {in_words(row)}')
         else:
             rows = learn_words(name, seed)
-            file = keep_word_rows(rows, folder)
+            file = keep_rows(rows, folder, WORD_ROWS, WORD_NAMES)
             typer.echo('\n'.join(word_lines(rows)))
     typer.echo(f'kept in {file}')
 

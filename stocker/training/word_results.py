@@ -5,28 +5,30 @@
 # %% auto #0
 __all__ = ['QUESTION_FORMS', 'WORD_ROWS', 'SHOWN_READERS', 'read_by', 'QuestionForm', 'reading_areas', 'word_splits',
            'word_settings', 'TextModerator', 'news_of', 'asked_in', 'word_rivals', 'judge_words', 'learn_words',
-           'keep_word_rows', 'word_table', 'word_lines']
+           'word_table', 'word_lines']
 
 # %% ../../nbs/training/58_word_results.ipynb #f82612ab
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..council.council import VotedEpisode, order_by_score
+from ..council.council import VotedEpisode
 from ..llm.prompts import OUTLOOK_QUESTION, reading_messages
-from ..market.core import Decision, Side, TradeAction, Vote, need, write_atomically
-from ..studies.ladder import fit_ladder, learning_table
+from ..market.core import Decision, Vote, need
+from ..studies.ladder import decision_on, learning_table
 from ..studies.words import (
     PARTS, WORD_WORLDS, bag_of_words, clauses, perfect_reader, sentence, word_world)
 from .grpo import Trained, TrainingSettings, train
 from .pocket import MENUS, Menu, ModelModerator, Student
-from .questions import DecideBatch, EpisodeSet, Question, Splits, one_by_one
-from .world_results import drawn_gains, interval, played_rows, table_lines
+from .questions import DecideBatch, EpisodeSet, Question, Splits, one_by_one, spread_out
+from .world_results import (
+    drawn_gains, interval, number_rivals, played_rows, table_lines, world_settings)
 
 # %% ../../nbs/training/58_word_results.ipynb #9031cf8c
 def read_by(
@@ -65,9 +67,7 @@ def reading_areas(
 ) -> dict[str, float]: # by form: how often a good sentence scores higher than a bad one, 0.5 for chance
     "How well a model reads, by how it is asked."
     area = need('sklearn.metrics', 'train').roc_auc_score
-    every = clauses(part)
-    chosen = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int))]
-    areas = {}
+    chosen, areas = spread_out(clauses(part), most), {}
     for name, form in QUESTION_FORMS.items():
         menu = Menu(form.stem, (form.good, form.bad), (1.0, 0.0), '')
         asked = lambda votes, portfolio, form=form: reading_messages(form.question, votes['news'].rationale)
@@ -100,12 +100,12 @@ def word_settings(
     **changes: Any, # other fields of `TrainingSettings`
 ) -> TrainingSettings:
     "How a small chat model is trained to read for its living."
-    usual = {'model': 'smollm2', 'answers': 'outlook', 'objective': 'wealth', 'horizon': 2, 'fit': 'expectation',
-             'last_layers': 8, 'rounds': 3, 'prompts': 960, 'seed': seed}
+    usual = {'model': 'smollm2', 'answers': 'outlook', 'fit': 'expectation', 'last_layers': 8, 'rounds': 3,
+             'prompts': 960}
     trainer = {'per_device_train_batch_size': 96, 'gradient_accumulation_steps': 1, 'learning_rate': 1e-3,
                'scale_rewards': 'group', 'entropy_coef': 0.01, 'warmup_steps': 3, 'gradient_checkpointing': False,
-               'dataloader_pin_memory': False, 'disable_tqdm': True, 'report_to': [], **changes.pop('trainer', {})}
-    return TrainingSettings(Path(out)/f'{name}_{seed}', trainer=trainer, **{**usual, **changes})
+               'dataloader_pin_memory': False, **changes.pop('trainer', {})}
+    return world_settings(name, seed, out, **{**usual, **changes}, trainer=trainer)
 
 # %% ../../nbs/training/58_word_results.ipynb #2a47b60c
 @dataclass(frozen=True, eq=False)
@@ -120,12 +120,8 @@ class TextModerator:
         questions: Sequence[Question], # votes and portfolio of each
     ) -> list[Decision]: # in the same order
         "Buy or sell everything where the expected move is worth the fee."
-        decisions = []
-        for chance, (_, portfolio) in zip(self.chances(questions), questions):
-            expected = (2.0 * chance - 1.0) * self.move
-            score = float(np.sign(expected)) if abs(expected) > portfolio.transaction_cost else 0.0
-            decisions.append(Decision(order_by_score(score, portfolio, all_in=True), f'A rise: {chance:.0%}'))
-        return decisions
+        return [decision_on(float(chance), self.move, portfolio)
+                for chance, (_, portfolio) in zip(self.chances(questions), questions)]
 
 
 def news_of(
@@ -145,7 +141,7 @@ def asked_in(
 
 
 def word_rivals(
-    trained: Trained, # whose model reads without its adapter
+    untrained: Callable[[Sequence[Question]], np.ndarray], # what the model reads without its adapter: `read_by`
     splits: Splits, # whose training episodes are learned from
     name: str, # of the world
     seed: int, # of the world
@@ -153,17 +149,11 @@ def word_rivals(
     "Whom a model that reads is compared with."
     linear, questions = need('sklearn.linear_model', 'train'), asked_in(splits.training)
     moves = learning_table(splits.training)[1]
-    counted = bag_of_words(news_of(questions), np.sign(moves))
-    moderator, size = trained.moderator.remembering(), float(np.abs(moves).mean())
-    def untrained(asked: Sequence[Question]) -> np.ndarray: # (questions, 2)
-        "What the model reads without its adapter."
-        with trained.model.disable_adapter(): return read_by(moderator, asked)
+    counted, size = bag_of_words(news_of(questions), np.sign(moves)), float(np.abs(moves).mean())
     weighed = linear.LogisticRegression(C=10.0).fit(untrained(questions), moves > 0)
     texts = {'words counted': lambda asked: counted(news_of(asked)),
              'untrained readings': lambda asked: weighed.predict_proba(untrained(asked))[:, 1]}
-    hold = Decision(TradeAction(side=Side.HOLD), 'It never trades.')
-    fitted = {kind: model.decide_batch for kind, model in fit_ladder(splits.training, seed).items()}
-    return {'hold': one_by_one(lambda votes, portfolio: hold), **fitted,
+    return {**number_rivals(splits, seed),
             **{kind: TextModerator(chances, size).decide_batch for kind, chances in texts.items()},
             'reading perfectly': one_by_one(perfect_reader(name, seed))}
 
@@ -175,14 +165,18 @@ def judge_words(
 ) -> pd.DataFrame: # one row a policy, episode and test
     "A trained reader and its rivals on sentences it has not seen."
     record, rows = trained.record, []
-    others = word_rivals(trained, splits, name, record['seed'])
-    after, untrained = (trained.moderator.remembering().decide_batch for _ in range(2))
-    def before(questions: Sequence[Question]) -> list[Decision]:
-        "What the model decides without its adapter."
-        with trained.model.disable_adapter(): return untrained(questions)
+    after, plain = (trained.moderator.remembering() for _ in range(2))
+    def untrained(ask: Callable[[Sequence[Question]], Any]) -> Callable[[Sequence[Question]], Any]:
+        "The same question to the model without its adapter."
+        def asked(questions: Sequence[Question]) -> Any:
+            "Ask it."
+            with trained.model.disable_adapter(): return ask(questions)
+        return asked
+    others = word_rivals(untrained(partial(read_by, plain)), splits, name, record['seed'])
+    own = {'before': untrained(plain.decide_batch), 'after': after.decide_batch}
     for test, voted in splits.tests.items():
         episodes = EpisodeSet(voted)
-        for policy, decide_batch in {'before': before, 'after': after, **others}.items():
+        for policy, decide_batch in {**own, **others}.items():
             rows += [{**row, 'part': test.split(', ')[1]}
                      for row in played_rows(policy, episodes, episodes.play(decide_batch))]
     return pd.DataFrame(rows).assign(world=name, seed=record['seed'], seconds=record['seconds'],
@@ -193,12 +187,10 @@ def learn_words(
     name: str, # of a world of words; another name is a `StockerError`
     seed: int, # of the world and of the run
     out: str | Path | None = None, # folder for the run; None: it is not kept
-    few: int | None = None, # episodes to choose on and in each test; None: as many as usual
     **changes: Any, # fields of `TrainingSettings` that differ
 ) -> pd.DataFrame: # from `judge_words`
     "Train a model in a world of words, and judge it there."
     splits = word_splits(name, seed)
-    if few: splits = splits.fewer(few)
     with tempfile.TemporaryDirectory() as scratch:
         return judge_words(train(splits, word_settings(name, seed, out or scratch, **changes)), splits, name)
 
@@ -208,21 +200,6 @@ SHOWN_READERS: dict[str, str] = { # policies, and how a column is headed
     'before': 'before', 'after': 'after', 'logistic': 'logistic', 'boosted trees': 'trees',
     'words counted': 'words counted', 'untrained readings': 'untrained readings',
     'reading perfectly': 'reading perfectly'}
-
-
-def keep_word_rows(
-    rows: pd.DataFrame, # from `judge_words`
-    folder: str | Path, # of the runs
-) -> Path: # the file
-    "Put the rows of a world and seed to those that are kept already, in place of older ones."
-    file = Path(folder)/WORD_ROWS
-    if file.is_file():
-        kept = pd.read_parquet(file)
-        new = set(zip(rows['world'], rows['seed']))
-        rows = pd.concat([kept[[one not in new for one in zip(kept['world'], kept['seed'])]], rows])
-    with write_atomically(file) as temporary:
-        rows.sort_values(['world', 'seed', 'part', 'timing'], kind='stable').to_parquet(temporary, index=False)
-    return file
 
 
 def word_table(

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROUNDS', 'RESAMPLES', 'YARDSTICKS', 'FLAT', 'SHOWN_GAINS', 'LARGE', 'UNDONE', 'UNDONE_ROWS', 'WORLDS',
-           'world_settings', 'rivals', 'played_rows', 'judge_in_world', 'learn_world', 'drawn_gains', 'interval',
-           'world_table', 'in_words', 'table_lines', 'world_lines', 'weak_lines', 'world_figure', 'undone_table',
-           'undone_lines', 'keep_rows']
+           'world_settings', 'number_rivals', 'rivals', 'played_rows', 'judge_in_world', 'learn_world', 'drawn_gains',
+           'interval', 'world_table', 'in_words', 'table_lines', 'world_lines', 'weak_lines', 'world_figure',
+           'undone_table', 'undone_lines', 'keep_rows']
 
 # %% ../../nbs/training/57_world_results.ipynb #f0ea77da
 import tempfile
@@ -45,6 +45,16 @@ def world_settings(
     return TrainingSettings(Path(out)/f'{name}_{seed}', trainer=quiet, **given)
 
 # %% ../../nbs/training/57_world_results.ipynb #069cd905
+def number_rivals(
+    splits: Splits, # whose training episodes are learned from
+    seed: int, # of the trees
+) -> dict[str, DecideBatch]: # by name
+    "Who never trades, and who learned from the numbers of the votes."
+    hold = Decision(TradeAction(side=Side.HOLD), 'It never trades.')
+    fitted = {kind: model.decide_batch for kind, model in fit_ladder(splits.training, seed).items()}
+    return {'hold': one_by_one(lambda votes, portfolio: hold), **fitted}
+
+
 def rivals(
     name: str, # a world of the ladder
     seed: int, # of the world
@@ -52,9 +62,7 @@ def rivals(
 ) -> dict[str, DecideBatch]: # by name
     "Whom a trained model is compared with in a world."
     rule = best_rule(name, roles_apart(GRADES[name], seed))
-    hold = Decision(TradeAction(side=Side.HOLD), 'It never trades.')
-    fitted = {kind: model.decide_batch for kind, model in fit_ladder(splits.training, seed).items()}
-    return {'hold': one_by_one(lambda votes, portfolio: hold), **fitted, 'best rule': one_by_one(rule)}
+    return {**number_rivals(splits, seed), 'best rule': one_by_one(rule)}
 
 
 def played_rows(
@@ -308,17 +316,19 @@ WORLDS = 'worlds.parquet' # rows of `judge_in_world`, beside the runs
 
 
 def keep_rows(
-    rows: pd.DataFrame, # from `judge_in_world`
+    rows: pd.DataFrame, # from `judge_in_world` or `judge_words`
     folder: str | Path, # of the runs
+    name: str = WORLDS, # of the file
+    worlds: Sequence[str] = tuple(GRADES), # that may lie in it, in this order
 ) -> Path: # the file
     "Put the rows of a world and seed to those that are kept already, in place of older ones."
-    file = Path(folder)/WORLDS
+    file = Path(folder)/name
     kept = pd.read_parquet(file) if file.is_file() else rows[:0]
     new = set(zip(rows['world'], rows['seed']))
     old = kept[[one not in new for one in zip(kept['world'], kept['seed'])]]
     together = pd.concat([part for part in (old, rows) if len(part)])
-    order = together['world'].map(list(GRADES).index)
+    together = together.assign(order=together['world'].map(list(worlds).index))
+    columns = [column for column in ('order', 'seed', 'part', 'timing') if column in together]
     with write_atomically(file) as temporary:
-        together.assign(order=order).sort_values(['order', 'seed', 'timing'], kind='stable').drop(
-            columns='order').to_parquet(temporary, index=False)
+        together.sort_values(columns, kind='stable').drop(columns='order').to_parquet(temporary, index=False)
     return file
